@@ -659,7 +659,7 @@ async def test_changed_view_is_pushed_to_its_stream(console, bootstrap, topic):
 
 
 async def test_silent_brokers_are_checked_at_the_same_time():
-    """Otherwise each silent broker would delay the report by another timeout."""
+    """If checked in turn, each silent broker would delay the report by another timeout."""
     loop, pulse = asyncio.get_running_loop(), HealthProbe("127.0.0.1:1", timeout_s=5)
     with contextlib.ExitStack() as stack:
         listening = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(4)]

@@ -136,7 +136,7 @@ def test_backup_and_restore_never_overwrite_data(
 
 
 def test_a_second_data_directory_is_refused(stopped: Path, backup: Path, tmp_path: Path) -> None:
-    """The last one would otherwise be the only one in the backup."""
+    """Otherwise the backup would only have the last data directory."""
     both = ("--data-dir", stopped, "--data-dir", tmp_path / "other")
     for words in (("create", tmp_path / "new", *both), ("restore", backup, *both)):
         assert "a broker has one data directory" in run(*words, status=2).output
@@ -258,7 +258,7 @@ def answers(daemon: Daemon) -> bool:
 def test_exactly_once_pipeline_continues_on_a_backup_of_a_running_broker(
     running: Daemon, tmp_path: Path
 ) -> None:
-    """Each backup has all records acknowledged before it; the copy has no record twice."""
+    """A backup has all records that were acknowledged before it; the copy has no record twice."""
     with Cluster(running.bootstrap) as cluster:
         for name in (SOURCE, TARGET):
             cluster.create_topic(name, PARTITIONS)

@@ -116,7 +116,7 @@ BLIND = {"log", "index", "timeindex", "txnindex"}
 
 @pytest.mark.slow
 def test_flipped_bit_after_a_clean_stop_is_noticed_except_in_known_files() -> None:
-    """A clean start scans no log; this test and the README state the effects of a flipped bit.
+    """A start after a clean stop scans no log. The README states the effects of a flipped bit.
 
     In a log only the bytes outside the CRC can cause a wrong response, because a reader detects
     damage to all other bytes.
@@ -215,7 +215,7 @@ def _each_bit(run: Recorder, directory: str, name: str, *, clean: bool) -> None:
 
 @pytest.mark.parametrize("name", COPIED_CHECKPOINTS)
 def test_flipped_bit_in_a_checkpoint_or_its_copy_keeps_its_values(name: str) -> None:
-    """One of the two files is undamaged: its values are the last or the previous ones."""
+    """The undamaged file of the two has the last values or the previous values."""
     disk = MemoryDisk()
     disk.make_directory(ROOT)
     offsets = {("crc32c", 0): 17, ("t", 1): 1_000}
@@ -234,7 +234,7 @@ def test_flipped_bit_in_a_checkpoint_or_its_copy_keeps_its_values(name: str) -> 
 
 
 def test_flipped_bit_in_meta_properties_never_changes_the_identity() -> None:
-    """The broker refuses the damaged file, or reads the same values from it."""
+    """The broker refuses the damaged file, or reads the same values from this file."""
     disk = MemoryDisk()
     disk.make_directory(ROOT)
     meta = MetaProperties("cluster", 3, uuid.UUID(int=77))

@@ -276,5 +276,5 @@ def test_replica_recovers_as_a_prefix_of_one_of_its_histories(
 
 
 def test_checkpoints_written_after_the_truncation_are_found() -> None:
-    """The sweep must find this bug: checkpoints are written after the truncation."""
+    """The sweep must find a planted bug: checkpoints are written after the truncation."""
     assert first_broken(UNFORCED, 20_000, checkpoints_first=False) is not None

@@ -122,7 +122,7 @@ async def test_aiokafka_records_survive_random_kills_once_and_in_order(daemon: D
 
 @pytest.mark.slow
 def test_acknowledged_append_survives_a_kill_right_after_its_response(daemon: Daemon) -> None:
-    """Without retries, an acknowledged append survives a kill directly after its response."""
+    """An acknowledged append survives a kill right after the response, without a retry."""
     acknowledged = 0
     for _ in range(8):
         with Cluster(daemon.bootstrap) as cluster:

@@ -179,7 +179,7 @@ def test_worker_killed_at_each_step_tears_no_transaction(bench: Bench) -> None:
 
 
 def test_recovery_killed_at_each_step_tears_no_transaction(bench: Bench) -> None:
-    """The first worker is killed between the decision of its first transaction and EndTxn."""
+    """The first worker is killed between the decision about its first transaction and EndTxn."""
     steps = bench.turn()
     first = 2 * steps.index("EndTxn") + 1
     recovery = bench.turn(Fault("app", first))
@@ -212,7 +212,7 @@ def test_broker_killed_at_each_durable_step_tears_no_transaction(bench: Bench) -
 
 
 def test_wrong_order_of_decisions_is_found(tmp_path: Path, postgres: PostgresServer) -> None:
-    """A worker that commits in Kafka first, and is killed then, loses its rows."""
+    """A worker that commits in Kafka first and is then killed loses its rows."""
     bench = Bench(tmp_path, postgres, prepare=False, bug="kafka-first")
     try:
         steps = bench.turn()

@@ -55,7 +55,7 @@ def test_code_blocks_of_a_page_run(page: Page, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("page", [pytest.param(page, id=name) for page, name in PAGES])
 def test_every_block_has_a_known_language(page: Page) -> None:
-    """Without a language, a block of output would look like a block of commands."""
+    """A block of output without a language would look like a block of commands."""
     known = RUN_LANGUAGES | SHOWN_LANGUAGES
     assert [str(block) for block in page.blocks if block.language not in known] == []
     empty = [str(block) for block in page.blocks if block.words.get("not run") == ""]

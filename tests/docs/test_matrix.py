@@ -44,7 +44,7 @@ def test_one_failed_scenario_makes_the_cell_fail() -> None:
 
 
 def test_every_matrix_pattern_matches_a_recorded_scenario() -> None:
-    """Otherwise the cell of a renamed test would keep its old result."""
+    """If a pattern matched nothing, the cell of a renamed test would keep an old result."""
     wire = "\n".join(path.read_text("utf-8") for path in (ROOT / "tests/wire").glob("test_*.py"))
     runs = json.loads((ROOT / "docs/compatibility.json").read_text("utf-8"))
     for run in runs:

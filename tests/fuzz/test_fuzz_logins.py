@@ -508,7 +508,7 @@ async def test_random_bytes_before_a_login_grant_nothing(
 async def test_memory_between_two_login_steps_is_bounded(
     tmp_path: Path, what: str, more_bytes: int
 ) -> None:
-    """Measure memory with the longest first message that SCRAM accepts, and with a longer one."""
+    """Measure memory after the longest first message that SCRAM accepts, and a longer message."""
     size = MAX_TOKEN_BYTES - len(b"n,,n=a,r=b,x=c") + 1 + more_bytes
     name, nonce, value = (
         "n" * size if what == field else field[0] for field in ("name", "nonce", "extension")

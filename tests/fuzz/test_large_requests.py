@@ -142,7 +142,7 @@ def send_refused_batches(bootstrap: str, topic: str, data: bytes) -> None:
 def test_large_requests_leave_no_memory(
     tmp_path: Path, request_bytes: int, inflated_bytes: int
 ) -> None:
-    """Send a hundred requests to each API, each time by a new client."""
+    """Send a hundred requests to each API, with a new client for each API."""
     daemon = Daemon(tmp_path, CONFIG).start()
     child = daemon.child
     assert child is not None

@@ -83,7 +83,7 @@ async def test_queued_bytes_limit_pauses_the_socket(gateway: Gateway) -> None:
 
 
 async def test_message_too_large_for_a_record_is_split(gateway: Gateway) -> None:
-    """One message just fits, one is a byte larger, which is fatal without a dead-letter topic."""
+    """One message just fits; another is a byte larger, and ends a bridge without dead letters."""
     empty = Output(
         gateway.topic,
         b"",
@@ -214,7 +214,7 @@ async def test_ledger_topic_has_its_compaction_settings(gateway: Gateway) -> Non
 
 
 async def test_messages_are_acknowledged_only_after_their_commit(gateway: Gateway) -> None:
-    """After the bridge has stopped, it has acknowledged only messages that it has written."""
+    """A stopped bridge has acknowledged only messages that it has written."""
     wanted = [b"%d" % number for number in range(200)]
     async with gateway.running(gateway.bridge()):
         publishing = asyncio.create_task(gateway.publish(*wanted))

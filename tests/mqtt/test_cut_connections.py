@@ -202,7 +202,7 @@ async def test_new_message_with_a_reused_packet_id_is_written(
 async def test_queued_messages_are_duplicated_after_a_mosquitto_restore(
     gateway: Gateway, proxy: MqttProxy
 ) -> None:
-    """A known limit: Mosquitto sends queued messages as new ones, but not those in flight."""
+    """A known limit: Mosquitto resends queued messages as new messages, unlike those in flight."""
     await queued(gateway)
     held = proxy.cut("PUBREC", 1, action="hold", to_broker=True)
     bridge = gateway.bridge()

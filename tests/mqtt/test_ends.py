@@ -121,7 +121,7 @@ async def test_bridge_stops_in_time_while_kafka_is_silent_at_work(
 async def test_bridge_stops_in_time_while_it_waits_for_a_topic(
     gateway: Gateway, started: list[Process], number: int
 ) -> None:
-    """The MQTT broker keeps the message, and the messages after it."""
+    """The MQTT broker keeps the message that waits for a topic, and all later messages."""
     process = Process(gateway, "--route", "a/no=no-such-topic", *route(gateway))
     started.append(process)
     await process.says("bridge at work")

@@ -46,7 +46,7 @@ def proxied(
 async def test_lost_kafka_response_duplicates_no_message(
     proxied: tuple[str, LosingProxy], broker: Mosquitto, api: int, qos: int
 ) -> None:
-    """QoS 1 with message ids, QoS 2 without."""
+    """QoS 1 is tested with message ids, QoS 2 without them."""
     address, proxy = proxied
     with Cluster(address) as cluster:
         gateway = Gateway(f"127.0.0.1:{proxy.port}", cluster, broker, 5)

@@ -196,7 +196,7 @@ async def test_lost_session_forgets_its_packet_ids(gateway: Gateway) -> None:
 
 
 async def test_session_lost_by_a_killed_predecessor_is_noticed(gateway: Gateway) -> None:
-    """The predecessor was killed after its CONNECT began a session, and wrote no ledger record."""
+    """The predecessor began a session by CONNECT, and was killed before it wrote the ledger."""
     await gateway.remember({1: digest("a/b", b"21.5")}, connecting=True)
     await gateway.leave_session()
     async with gateway.running(gateway.bridge()):

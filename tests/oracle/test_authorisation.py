@@ -109,7 +109,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def test_random_rules_and_requests_get_the_same_responses(
     seed: int, pair: Pair, request: pytest.FixtureRequest
 ) -> None:
-    """Random rules, and random requests of clients to which they apply or do not apply."""
+    """Random rules, and random requests of clients to which the rules may or may not apply."""
     count = request.config.getoption("--requests") or DRAWN
     drawn = drawn_cases(REQUESTS, seed, count)
     strange = unmeant(list(pair.differences(drawn)), pair.meant)
@@ -130,7 +130,7 @@ def test_resource_without_acl_is_open_if_the_broker_allows_it(tmp_path: Path) ->
 
 
 def test_refusal_is_the_same_for_existing_and_missing_resources(pair: Pair) -> None:
-    """For a missing resource the response is the same, except where Kafka's reveals a topic id."""
+    """Both responses are the same, unless Kafka's response reveals a topic id."""
     pairs = [two for request in REQUESTS for two in here_and_absent(request, NUMBER)]
     assert len(pairs) >= LEAST_PAIRS
     ours, theirs = pair.telling(pairs)

@@ -360,7 +360,7 @@ def test_client_reports_a_wrong_password(
     client: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Two of the clients do not report the failed login, but log it and retry."""
+    """Two of the clients only log the failed login and retry, and report no error."""
     with pytest.raises((AssertionError, OSError, KafkaError, OtherError)) as failed:
         clients[client](Door(broker, WRONG))
     told = f"{failed.value} {caplog.text}"

@@ -187,7 +187,7 @@ def test_transactions_work_in_every_pairing_of_coordinators(pair: Pair) -> None:
 
 
 def test_clients_stay_exactly_once_while_coordinators_move(pair: Pair, tmp_path: Path) -> None:
-    """Three clients write, read in groups and copy in transactions: all records once, in order."""
+    """Three clients write, read in groups and copy in transactions; each record is copied once."""
     commands = {
         "librdkafka": python_command("librdkafka"),
         "java": java_program(),

@@ -53,7 +53,7 @@ def both(files: list[Path], *options: str) -> dict[str, tuple[list[Any], list[An
 def test_dump_log_prints_kafkas_rows_for_every_kind_of_file(
     stopped: Path, topics: str, options: tuple[str, ...], kinds: set[str]
 ) -> None:
-    """Only payloads that are text are compared, because Kafka's tool prints bytes as text."""
+    """Only text payloads are compared, because Kafka's tool prints all bytes as text."""
     files = [file for kind in FILES for file in sorted(stopped.glob(f"{topics}-[0-9]*/*.{kind}"))]
     seen: set[str] = set()
     for name, (ours, theirs) in both(files, *options).items():

@@ -165,7 +165,7 @@ def test_replicas_of_every_batch_kind_are_identical(mixed: ReplicaCluster) -> No
 def test_replicas_converge_after_lost_tails_and_unclean_elections(
     mixed: ReplicaCluster, roles: tuple[int, int, int]
 ) -> None:
-    """C and B stop, A is killed; B restarts first and leads, then A with a shorter log, then C."""
+    """C and B stop, A is killed; B restarts and leads; A restarts with a shorter log; then C."""
     a, b, c = roles
     names = kept, split, thrice, last, forced = [
         unique(stem) for stem in ("kept", "split", "thrice", "last", "forced")
@@ -237,7 +237,7 @@ def test_replicas_converge_after_lost_tails_and_unclean_elections(
 
 
 def test_dump_log_segments_prints_the_same_for_all_replicas(mixed: ReplicaCluster) -> None:
-    """After all brokers have stopped: logs, transaction indexes, producer snapshots, epochs."""
+    """All brokers have stopped; logs, transaction indexes, snapshots and epochs are compared."""
     for name in (LOAD, BIG):
         for index in range(len(ROTATED)):
             mixed.settled(name, index, isr=set(ROTATED[index]))

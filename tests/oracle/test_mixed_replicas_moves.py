@@ -353,9 +353,9 @@ def cleaned(mixed: ReplicaCluster, node_id: int, name: str, offset: int) -> None
 def test_suspended_broker_leaves_the_isr_and_its_late_writes_are_lost(
     mixed: ReplicaCluster, leader: int, follower: int
 ) -> None:
-    """A follower of one topic, which leads another one, gets SIGSTOP; after SIGCONT it still leads.
+    """A broker that follows one topic and leads another gets SIGSTOP; it leads after SIGCONT, too.
 
-    Produce requests with acks=all complete when it has left the ISR, or has caught up again.
+    Produce requests with acks=all complete when the broker has left the ISR or caught up again.
     """
     free, bound, lost = (unique(stem) for stem in ("free", "bound", "lost"))
     mixed.create(free, (leader, follower))
@@ -396,8 +396,8 @@ def test_killed_leader_with_a_lost_tail_is_not_elected(
 ) -> None:
     """The follower stops cleanly. The leader loses its log's tail, and restarts first.
 
-    It must report an unclean shutdown when it registers. Otherwise the controller would elect it,
-    and the follower would truncate acknowledged records.
+    The leader must report an unclean shutdown when it registers. Otherwise the controller would
+    elect this broker, and the follower would truncate acknowledged records.
     """
     name = unique("trusted")
     mixed.create(name, (leader, follower), min_insync_replicas="2")

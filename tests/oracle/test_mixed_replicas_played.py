@@ -203,7 +203,7 @@ def test_silent_follower_leaves_the_isr(stage: Stage, leader: int) -> None:
 
 
 def test_fenced_or_former_broker_epoch_is_not_proposed_for_the_isr(stage: Stage) -> None:
-    """Both kinds of leader in one test, because the former session must first expire."""
+    """One test has both kinds of leader, because it waits until the former session expires."""
     nine, proxy, cluster = stage.nine, stage.proxy, stage.cluster
     with led(stage, JAVA, NINE) as first, led(stage, PYTHON, NINE) as second:
         both = first, second

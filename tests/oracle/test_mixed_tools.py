@@ -337,7 +337,7 @@ def _group(mixed: Mixed, coordinator: int) -> str:
 
 
 def test_share_groups_are_served_by_both_and_streams_groups_by_kafka(mixed: Mixed) -> None:
-    """Coordinator, leader of the partition, and leader of the state are on either broker."""
+    """Coordinator, partition leader and share coordinator may each be on either broker."""
     created(mixed.kafka.bootstrap, "__share_group_state", [[JAVA], [OURS]])
     groups = [_group(mixed, JAVA), _group(mixed, OURS)]
 

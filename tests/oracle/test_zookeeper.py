@@ -141,7 +141,7 @@ def test_replicated_records_and_transactions_are_read_by_a_group(brokers: Broker
 def test_next_live_in_sync_replica_of_the_assignment_becomes_leader(
     brokers: Brokers,
 ):
-    """The example of Kafka's documentation, with its broker ids; the last step differs today."""
+    """The example in Kafka's documentation; today the result of the last step differs."""
     name = brokers.create([A, B, C], [B, C, D], [C, D, A])
     brokers.all_in_sync(name)
     assert brokers.leaders(name) == [A, B, C]
@@ -308,7 +308,7 @@ def test_topic_written_by_a_tool_is_created_and_deleted(brokers: Brokers):
 
 
 def test_isr_written_by_a_leader_is_read_and_propagated(brokers: Brokers):
-    """Before Kafka 2.7 a leader wrote state and notification; now it sends AlterPartition."""
+    """Before Kafka 2.7 leaders wrote state and notification; now they send AlterPartition."""
     name = brokers.create([A, B, C])
     brokers.all_in_sync(name)
     path, notes = f"/brokers/topics/{name}/partitions/0/state", "/isr_change_notification"

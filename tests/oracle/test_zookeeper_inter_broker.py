@@ -162,7 +162,7 @@ def _sockets(address: str) -> int:
 
 
 def test_brokers_log_in_with_users_of_either_tool(two_listeners: Secured):
-    """The brokers send requests to the controller all the time, through a separate listener."""
+    """During the test the brokers send requests to the controller through a separate listener."""
     brokers = two_listeners
     name = brokers.create([P, J], [J, P])
     brokers.said(P, "user 'broker-1' cannot log in by SCRAM-SHA-512")

@@ -176,7 +176,7 @@ def under_ours(brokers: Brokers) -> Brokers:
 
 @pytest.mark.parametrize("name", ["reassign_partitions", "preferred_replica_election"])
 def test_malformed_admin_znode_is_deleted(under_ours: Brokers, name: str):
-    """Fencepost deletes all malformed znodes; Apache Kafka's controller leaves the first one."""
+    """Fencepost deletes all of these znodes; Kafka's controller leaves the first of them."""
     path, epoch = f"/admin/{name}", under_ours.controller_epoch
     for nonsense in (b"", b"{", b'{"version":1,"partitions":[{"topic":"t","partition":1e999}]}'):
         under_ours.znodes.create(path, nonsense)

@@ -339,7 +339,7 @@ def test_type_checker_uses_the_installed_types(user: User) -> None:
 
 
 def test_readme_commands_run_in_a_clean_environment(built: Built, tmp_path: Path) -> None:
-    """Run the lines unchanged, except that `pip install` gets the wheel instead of the clone."""
+    """Run the unchanged lines, but let `pip install` install the wheel instead of the clone."""
     home = tmp_path / "venv"
     run(sys.executable, "-m", "venv", home, cwd=tmp_path)
     page = Page(ROOT / "README.md")

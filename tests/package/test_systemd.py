@@ -121,7 +121,7 @@ def sandboxed(analyze: str) -> tuple[str, ...]:
 
 
 def test_sandbox_refuses_forbidden_system_calls(sandboxed: tuple[str, ...]) -> None:
-    """If the filter had no effect, the next test would prove nothing."""
+    """If the filter had no effect, the test of the broker in the sandbox would prove nothing."""
     code = (
         "import mmap, os\n"
         "def failure(call, *arguments):\n"
@@ -157,7 +157,7 @@ offsets.topic.replication.factor=1
 
 
 def test_broker_starts_from_a_server_properties(sandboxed: tuple[str, ...], tmp_path: Path) -> None:
-    """Run the command of the drop-in, with other directories than the unit's two."""
+    """Run the command of the drop-in, with other directories in place of the unit's directories."""
     settings, data = tmp_path / "server.properties", tmp_path / "data"
     settings.write_text(SERVER_PROPERTIES)
     places = {"/etc/fencepost/server.properties": str(settings), "/var/lib/fencepost": str(data)}

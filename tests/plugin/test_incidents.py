@@ -174,7 +174,7 @@ def test_replay_repeats_a_revocation_timeout(kafka: Kafka, tmp_path: Path) -> No
 
 
 def test_replay_repeats_the_fencing_of_a_static_member(kafka: Kafka, tmp_path: Path) -> None:
-    """A second consumer with the same instance id fences the first one."""
+    """A second consumer with the same instance id fences the first consumer."""
     conf = settings(kafka, group_id="static", group_instance_id="one") | CLASSIC
     first = Consumer(conf | {"client.id": "first"})
     first.subscribe(["orders"])
@@ -208,7 +208,7 @@ def producer(kafka: Kafka, **more: Any) -> Producer:
 def test_replay_repeats_a_fenced_producer_without_record_contents(
     kafka: Kafka, tmp_path: Path
 ) -> None:
-    """A second producer with the same transactional id fences the first one."""
+    """A second producer with the same transactional id fences the first producer."""
     zombie = producer(kafka, client_id="zombie")
     zombie.produce("orders", b"secret value", b"secret key", headers={"secret": b"header"})
     zombie.flush(20)
@@ -299,7 +299,7 @@ def test_replay_repeats_expired_acquisition_locks(
 
 
 def test_replay_names_the_step_that_differs(kafka: Kafka, tmp_path: Path) -> None:
-    """A check of the replay: an edited incident must not be accepted."""
+    """A replay must not accept an edited incident."""
     zombie = producer(kafka, client_id="zombie")
     zombie.produce("orders", b"tea")
     zombie.flush(20)

@@ -304,7 +304,7 @@ def test_clock_moves_records_at_their_limit_into_the_dead_letter_queue(kafka: Ka
 
 @pytest.mark.kafka(config={"errors.deadletterqueue.auto.create.topics.enable": True})
 def test_dead_letter_queue_on_another_broker(kafka_cluster: Cluster) -> None:
-    """The controller creates the queue. Its partition and the source's have different leaders."""
+    """The controller creates the queue. Queue and source have different leaders."""
     kafka = kafka_cluster
     kafka.feature("share.version", 2)
     workers = group(kafka, "workers")
@@ -338,7 +338,7 @@ def test_dead_letter_queue_on_another_broker(kafka_cluster: Cluster) -> None:
 
 @pytest.mark.slow
 def test_dead_letter_survives_the_death_of_both_leaders(kafka_cluster: Cluster) -> None:
-    """The next leader finds the record in ARCHIVING, and sends it (KAFKA-20672)."""
+    """The next leader finds the record in state ARCHIVING, and sends the record (KAFKA-20672)."""
     kafka = kafka_cluster
     kafka.feature("share.version", 2)
     workers, source = group(kafka, "workers"), kafka.leader("orders")

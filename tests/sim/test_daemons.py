@@ -105,7 +105,7 @@ def test_histories_of_daemons_find_bug(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("brokers", [1, 3])
 def test_seed_of_daemons_determines_the_history(brokers: int) -> None:
-    """The history must not depend on the order of sets of strings (``PYTHONHASHSEED``)."""
+    """The simulated run must not depend on the order of sets of strings (``PYTHONHASHSEED``)."""
     drawn = map(draw_options, range(1, 100))
     seed = next(
         options.seed

@@ -89,6 +89,6 @@ def test_histories_of_share_groups_find_bug(name: str) -> None:
 
 @pytest.mark.slow
 def test_seed_of_share_groups_determines_the_history() -> None:
-    """The history must not depend on the order of sets of strings (``PYTHONHASHSEED``)."""
+    """The simulated run must not depend on the order of sets of strings (``PYTHONHASHSEED``)."""
     seeds = [seed for seed in SEEDS if draw_share_options(seed).is_cluster]
     assert len(stories(SHARES, seeds[0])) == 1

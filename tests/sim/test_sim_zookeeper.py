@@ -63,14 +63,14 @@ def test_topic_deleted_while_broker_is_not_registered_is_forgotten(
 
 @pytest.mark.slow
 def test_controller_that_resigned_during_its_election_does_not_name_itself() -> None:
-    """An elected broker that resigned named itself as the controller until its next read."""
+    """The bug: an elected broker that resigned named itself as controller until its next read."""
     for number in (38, 41):
         zk_scripts.play("election", zk_scripts.Step(number, zk_scripts.RESIGN))
 
 
 @pytest.mark.slow
 def test_topic_written_by_a_tool_survives_a_controller_resignation() -> None:
-    """The topic had an id but no znode for states, so that every later controller resigned."""
+    """The bug: the topic had an id but no znode for states, and every later controller resigned."""
     for number in (6, 9):
         zk_scripts.play("adoption", zk_scripts.Step(number, zk_scripts.LOSE_ANSWER))
 
@@ -114,6 +114,6 @@ def test_histories_on_zookeeper_find_bug(bug: Bug) -> None:
 
 @pytest.mark.slow  # test_daemons.py has the same test of quicker simulated runs
 def test_seed_on_zookeeper_determines_the_history() -> None:
-    """The history must not depend on the order of sets of strings (``PYTHONHASHSEED``)."""
+    """The simulated run must not depend on the order of sets of strings (``PYTHONHASHSEED``)."""
     (story,) = stories(ON_ZOOKEEPER, 24)
     assert b"is elected in epoch" in story

@@ -116,7 +116,7 @@ def test_checkpoint_on_another_file_system_is_read_through_spark(
 def test_local_folder_with_the_checkpoints_path_is_not_mistaken_for_it(
     spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path, mode: str
 ) -> None:
-    """One path is first on the local file system, and then on another default file system."""
+    """The same path is used on the local file system, and then on another default file system."""
     job = new_job(cluster, bootstrap, tmp_path, mode=mode, transactional_id=unique("here"))
     run(spark, job)
     there = tmp_path / "there"

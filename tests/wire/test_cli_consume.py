@@ -167,7 +167,7 @@ def test_tail_counts_only_committed_records(bootstrap, topic):
 
 
 def test_random_consume_range_is_a_slice_of_the_full_output(bootstrap, cluster):
-    """Options select records from the full output, for a random log with aborted transactions."""
+    """Options select records from the full output of a random log with aborted transactions."""
     chance = random.Random(7)
     topic = cluster.create_topic(unique("slices"), 1)
     with confluent_producer(bootstrap, transactional_id=topic) as writer:

@@ -272,7 +272,7 @@ def test_spark_checkpoint_of_an_unknown_format_is_refused(
 
 
 def test_transactions_of_a_flink_checkpoint_are_resolved(bootstrap: str) -> None:
-    """This cluster never gave out the producer ids, and the command says so."""
+    """This cluster never allocated the producer ids, as the command reports."""
     named = ("txns", "resolve", "--from-checkpoint", str(FLINK))
     found = rows(cli(bootstrap, *named, *JSON, status=UNDECIDED))
     assert len(found) == 2
@@ -299,7 +299,7 @@ def test_contradictory_options_are_refused(bootstrap: str, tmp_path: Path) -> No
 
 
 def test_user_without_read_on_transaction_state_gets_the_missing_right(tmp_path: Path) -> None:
-    """The markers still prove the outcome, once the user may read the topic."""
+    """Once the user may read the topic, the markers prove the outcome."""
     alice = tmp_path / "alice.properties"
     with Kafka(users={"alice": "secret", "app": "secret"}, acls=[]) as broker:
         broker.acl(

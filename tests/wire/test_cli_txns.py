@@ -168,7 +168,7 @@ def test_hanging_transaction_is_found_blamed_and_aborted(bootstrap, cluster, top
 def test_hanging_transaction_shows_all_known_facts_of_its_producer(
     bootstrap, cluster, topic, target
 ):
-    """The coordinator knows the transactional id of one transaction, and not of the other."""
+    """The coordinator knows the transactional id of only one of the two transactions."""
     before = dt.datetime.now(dt.UTC)
     producer = cluster.init_producer(unique("hanging"))
     nobodys = cluster.init_producer()  # an idempotent producer has no transactional id

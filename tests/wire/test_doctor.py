@@ -407,7 +407,7 @@ async def test_auto_commit_of_the_input_is_found(daemon: Daemon, cluster: Cluste
 def test_timer_that_commits_only_new_offsets_is_a_risk(
     daemon: Daemon, cluster: Cluster, *, by_hand: bool
 ) -> None:
-    """librdkafka's auto-commit looks like a client that commits what it has processed."""
+    """librdkafka's auto-commit looks like a client that commits only processed offsets."""
     copy = Copy(daemon, cluster)
     copy.feed()
     every_ms = 300

@@ -234,7 +234,7 @@ def producer_epoch(pipeline: ExactlyOnce) -> int:
 
 
 async def test_state_is_restored_only_after_the_running_handler_has_ended(bench: Bench) -> None:
-    """The group revokes the partitions while a synchronous handler runs in its thread."""
+    """The group revokes the partitions while a synchronous handler runs in a thread."""
     await bench.fill(60)
     inside, release = threading.Event(), threading.Event()
     restored = asyncio.Event()

@@ -101,7 +101,7 @@ def test_second_librdkafka_member_takes_over_half_of_the_topics(
 
 @pytest.mark.slow
 def test_refused_group_settles_once_the_offsets_topic_has_room(broker: OwnBroker) -> None:
-    """No member is restarted. The first one keeps its partitions until the assignment fits."""
+    """No member is restarted. The first member keeps its partitions until the assignment fits."""
     conf: dict[str, Any] = {"partition_assignment_strategy": "cooperative-sticky"}
     group, log = unique("g"), RefusalLog()
     logged = {"debug": "cgrp", "logger": log, **conf}
@@ -150,7 +150,7 @@ def set_room(broker: OwnBroker, size: str | None) -> None:
 
 
 async def test_second_aiokafka_member_takes_over_half_of_the_topics(broker: OwnBroker) -> None:
-    """The first member rejoins with the sticky assignor's user data, which lists all it owns."""
+    """The first member rejoins with the sticky assignor's user data, a list of its partitions."""
     conf = {
         "group_id": unique("g"),
         "partition_assignment_strategy": [StickyPartitionAssignor],

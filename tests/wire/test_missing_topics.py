@@ -49,7 +49,7 @@ def error(cluster: Cluster, name: str, version: int, *, allow: bool) -> str:
 def test_illegal_topic_names_are_invalid_and_legal_ones_unknown(
     asked: Cluster, version: int, allow: bool
 ) -> None:
-    """A name that collides with an existing topic's is valid, although it cannot be created."""
+    """A name that collides with an existing topic's name is valid, but cannot be created."""
     for name in ILLEGAL:
         assert error(asked, name, version, allow=allow) == INVALID, name
     there = asked.create_topic(unique("a.b_c"))

@@ -89,7 +89,7 @@ def test_two_hundred_java_copies_get_no_error(tap: Tap, java_tools: Path) -> Non
 
 
 def test_tap_records_invalid_txn_state_of_an_end_txn(tap: Tap) -> None:
-    """A check of the tap: a refused EndTxn without a transaction is recorded as an error."""
+    """The tap must record an error if an EndTxn without a transaction is refused."""
     with Cluster(tap.address) as cluster:
         name = unique("id")
         producer_id, epoch = cluster.init_producer(name)

@@ -94,7 +94,7 @@ def test_open_transactions_are_not_evicted_and_a_new_producer_retries(
 
 @pytest.mark.parametrize("clean", only((True, False), False))
 def test_producer_state_survives_clean_stop_and_kill(daemon: Daemon, clean: bool) -> None:
-    """The broker knows the last batch after a clean stop, and the last five after kill -9."""
+    """After a clean stop the broker knows the last batch; after kill -9, the last five batches."""
     with Cluster(daemon.bootstrap) as cluster:
         topic = cluster.create_topic(unique("restart"))
         producer_id, _ = cluster.init_producer()

@@ -202,7 +202,7 @@ async def test_pipeline_logs_in_with_a_token(owner: Realm, copier: Copier) -> No
 
 @pytest.mark.slow
 async def test_pipeline_survives_expired_sessions(owner: Realm, copier: Copier) -> None:
-    """aiokafka does not reauthenticate: it loses the connection, and opens a new one."""
+    """aiokafka does not reauthenticate: it loses the connection, and opens another connection."""
     security = owner.security(owner.new_user(*copier.rights))
     async with copier.running(security, bootstrap=owner.addresses["BRIEF"]) as task:
         until = time.monotonic() + 3 * BRIEF_MS / 1000

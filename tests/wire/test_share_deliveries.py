@@ -243,7 +243,7 @@ def test_read_uncommitted_delivers_aborted_records(
 def test_changed_isolation_level_applies_to_released_records(
     client: Cluster, topic: str, topic_id: uuid.UUID, group: str, becomes: str
 ) -> None:
-    """Offsets 0 and 4 are committed, 2 and 6 aborted, and the others markers."""
+    """Offsets 0 and 4 are committed records, 2 and 6 aborted records, and the others markers."""
     records, aborted = {0, 2, 4, 6}, {2, 6}
     levels = {"read_committed": records - aborted, "read_uncommitted": records}
     (before,) = levels.keys() - {becomes}

@@ -296,7 +296,7 @@ def test_keys_of_every_kind_are_loaded(tmp_path: Path, authority: Authority) -> 
 
 @pytest.mark.slow
 def test_sasl_ssl_principal_comes_from_the_login(tmp_path: Path, authority: Authority) -> None:
-    """SASL_SSL: only the listener's own ssl.client.auth counts; the principal is the login's."""
+    """SASL_SSL: the principal comes from the login; only the listener's ssl.client.auth counts."""
     settings = {
         "listeners": "OPEN://127.0.0.1:0,BOTH://127.0.0.1:0",
         "listener.security.protocol.map": "OPEN:SASL_SSL,BOTH:SASL_SSL",

@@ -139,7 +139,7 @@ def test_retried_end_txn_returns_the_same_id_and_epoch(cluster: Cluster) -> None
 
 
 def test_delayed_end_txn_cannot_end_a_later_transaction(cluster: Cluster) -> None:
-    """KAFKA-17754: TV1 cannot distinguish the later transaction from the earlier one."""
+    """KAFKA-17754: under TV1, EndTxn does not show which of two transactions it belongs to."""
     topic = cluster.create_topic(unique("tv2-late"))
     producer = Producer(cluster, unique("id")).init()
     before = producer.epoch

@@ -296,7 +296,7 @@ async def test_idle_database_session_is_ended_and_its_transaction_aborted(bench:
 async def test_two_workers_with_one_transactional_id_never_tear_a_transaction(
     bench: Bench,
 ) -> None:
-    """Each claim fences the other worker. Both give up, and a third run completes the work."""
+    """Each InitProducerId fences the other worker. Both give up; a third run completes the work."""
     bench.fill(*range(40))
     policy = RetryPolicy(max_fences=2)
     workers = [
@@ -396,7 +396,7 @@ async def test_two_phase_example_succeeds(daemon: Daemon, postgres: PostgresServ
 
 
 async def test_handler_whose_database_session_timed_out_is_called_again(bench: Bench) -> None:
-    """The database ends the session, because a claim would otherwise wait for it."""
+    """The database ends the session, because otherwise a claim would wait for the session."""
     bench.fill(1, 2)
     paused = False
 

@@ -229,7 +229,7 @@ def test_producer_paused_past_its_timeout_has_no_effect_when_resumed(
 def test_kafka_19690_expired_producer_gets_the_error_of_its_epoch(
     cluster: Cluster, client: StubbornClient
 ) -> None:
-    """Kafka Streams aborts and goes on after this error, and ends after INVALID_TXN_STATE."""
+    """After this error Kafka Streams aborts and continues; after INVALID_TXN_STATE it ends."""
     topic = cluster.create_topic(unique("expired"), partitions=2)
     client.claim(timeout_ms=500)
     client.send(topic, 0, b"before the pause")

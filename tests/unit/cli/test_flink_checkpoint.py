@@ -108,7 +108,7 @@ def test_state_in_a_file_with_an_absolute_path_is_read_beside_the_checkpoint(
 
 
 def test_truncated_checkpoint_is_refused(tmp_path: Path) -> None:
-    """Otherwise a truncated state would look like a state without transactions."""
+    """If it were accepted, the truncated state would look like a state without transactions."""
     data = (FOLDER / "inline" / METADATA).read_bytes()
     last = data.index(b"org.apache.flink.runtime.checkpoint.CheckpointProperties")
     folder = changed(tmp_path, data)

@@ -385,7 +385,7 @@ async def test_cancelled_connect_is_cancelled_even_if_it_fails():
 
 
 async def test_call_cancelled_before_api_versions_closes_its_connection() -> None:
-    """Only the call owns a connection that is not ready yet, so the call must close it."""
+    """A connection that is not ready yet belongs only to the call, which must close it."""
     asked, ended = asyncio.Event(), asyncio.Event()
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -56,7 +56,7 @@ def test_controller_changed() -> None:
 
 
 def test_next_request_goes_to_the_new_controller_at_once() -> None:
-    """A frozen controller may keep its connection open. None means: use the last controller."""
+    """A frozen controller may keep its connection open. None stands for the last controller."""
     waiting = queue()
     for token in (1, 2, 3):
         waiting.enqueue(token, 0)
@@ -87,7 +87,7 @@ def test_retry_timeout() -> None:
 
 
 def test_kafka_14392_heartbeat_to_hanging_controller_expires_in_time() -> None:
-    """KAFKA-14392: the first heartbeat expires at 4.5 s, so that the next is sent in time."""
+    """KAFKA-14392: the first heartbeat expires at 4.5 s, so that the next one is sent in time."""
     waiting = queue(retry_timeout_ms=4_500)
     waiting.enqueue(1, 0)
     assert waiting.next(OLD, 0) == SendRequest(1, OLD, 4_500)

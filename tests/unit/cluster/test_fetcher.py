@@ -131,7 +131,7 @@ def test_partition_that_got_records_moves_to_the_end_of_the_next_fetch():
     [(Errors.FETCH_SESSION_ID_NOT_FOUND, 0), (Errors.INVALID_FETCH_SESSION_EPOCH, SESSION)],
 )
 def test_top_level_error_resets_metadata(error, session_id):
-    """The request for a new session closes the old session, which the leader may still have."""
+    """The leader may still have the old session, which the request for a new session closes."""
     fetching = Fetching()
     fetching.ask()
     fetching.get()

@@ -277,7 +277,7 @@ def test_repeated_delay_keeps_its_first_deadline():
 
 
 def test_truncate_on_fetch_does_not_process_partition_data():
-    """KAFKA-14704: ignore the high watermark and the log start offset of such a response."""
+    """KAFKA-14704: the follower ignores the response's high watermark and log start offset."""
     following = Following(*[4] * 20, high=10)
     step = following.get(high=15, start=3, diverging=(4, 12))
     assert step.truncate == Truncation(12)
@@ -325,7 +325,7 @@ def test_should_truncate_to_offset_specified_in_epoch_offset_response(epochs, ep
 
 
 def test_should_fetch_leader_epoch_second_time_if_leader_replies_with_epoch_not_known_to_follower():
-    """KIP-279: step down from one common epoch to the next."""
+    """KIP-279: the follower steps down to earlier epochs until the leader has the same epoch."""
     leader = _log(0, 0, 1, 1, 4, 4)
     following = Following(0, 0, 2, 2, 3, 3, leader_epoch=4)
     asked = []

@@ -209,7 +209,7 @@ def test_local_changes_list_deleted_led_elected_and_followed_partitions() -> Non
 
 
 def test_new_replica_follows_even_without_new_partition_epoch() -> None:
-    """With ZooKeeper, a broker may read the replicas before, but the state after a reassignment."""
+    """With ZooKeeper, a broker may read replicas from before a reassignment and a later state."""
     before = image_after(MetadataImage(), topic("a", A), partition(A, 0, 2, 3, leader=2))
     now = image_after(MetadataImage(), topic("a", A), partition(A, 0, 2, 3, ME, leader=2))
     assert changed(before, now) == {"followers": [("a", 0)]}

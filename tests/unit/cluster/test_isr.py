@@ -69,9 +69,9 @@ def test_follower_does_not_join_isr_until_caught_up_to_offset_within_current_lea
 
 @pytest.mark.parametrize("now", [broker(2, fenced=True), broker(2, leaving=True)])
 def test_isr_not_expanded_if_replica_is_fenced_or_shutdown(now):
-    """KIP-841: such a replica is not eligible.
+    """KIP-841: a fenced replica, or one that shuts down, is not eligible.
 
-    KAFKA-13916: the controller would refuse each proposal.
+    KAFKA-13916: the controller would refuse each proposal to add it.
     """
     led = Led(registration(isr=[1]), end=10, high=10)
     led.knows(now)

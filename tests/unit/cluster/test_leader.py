@@ -56,7 +56,7 @@ def test_do_not_reset_replica_state_if_leader_epoch_is_not_bumped():
 
 
 def test_leader_reelected_after_other_leaders_forgets_follower_offsets():
-    """Followers may have truncated since, so their earlier fetch offsets must not count."""
+    """Followers may have truncated their logs, so earlier fetch offsets must not count."""
     led = Led(registration([1, 2], leader_epoch=5))
     led.append(3)
     led.fetch(2, 3)
@@ -162,7 +162,7 @@ def test_update_follower_fetch_state():
 
 
 def test_follower_at_end_of_previous_fetch_was_caught_up_at_that_fetch():
-    """At a high rate each fetch only reaches the log end offset at the previous fetch."""
+    """At a high rate, each fetch only reaches the end that the log had at the previous fetch."""
     led = Led(end=10)
     led.fetch(2, 10)
     first = led.now_ms
@@ -209,7 +209,7 @@ def test_high_watermark_of_the_leader_never_falls():
 
 
 def test_high_watermark_waits_for_caught_up_replica_outside_of_isr():
-    """Otherwise a follower would never reach the high watermark of an ISR with one member."""
+    """If the ISR has one member, a follower could otherwise never reach the high watermark."""
     led = Led(registration(isr=[1]), end=10, high=10)
     led.fetch(2, 4)
     assert led.append(1).high_watermark_moved, "it was never caught up"

@@ -157,7 +157,7 @@ def test_refused_registration_is_retried_by_the_same_incarnation(error: int) -> 
 
 
 def test_failed_registration_request_is_retried_soon() -> None:
-    """Controllers that start together with the broker must not delay its registration for long."""
+    """Controllers that start at the same time must not delay a broker's registration for long."""
     life = Life()
     assert life.sent() == ME
     began = life.now

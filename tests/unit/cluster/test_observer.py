@@ -333,7 +333,7 @@ def test_batch_fetched_twice_is_corrupt() -> None:
 
 
 def test_catching_up_state() -> None:
-    """All records up to the first high watermark are published at once, and none before."""
+    """All records up to the first high watermark are published together, and none earlier."""
     following = Following().found()
     assert following.answer(batch(0, *topic(1)), hw=6) == []
     assert following.answer(batch(2, *topic(2)), hw=6) == []

@@ -51,7 +51,7 @@ def test_kip_101_restart_does_not_truncate_to_the_high_watermark():
 
 
 def test_kip_101_divergence_at_the_same_offset_is_truncated():
-    """Both brokers lose power. B, which has only m1, leads first and appends m3; A has m2 there."""
+    """Both brokers lose power. B, which has only m1, leads first and appends m3 where A has m2."""
     trio = _trio((A, B))
     trio.produce(A, "m1")
     trio.round_trip(B)
@@ -266,7 +266,7 @@ def test_kip_903_late_fetch_of_former_incarnation_does_not_expand_isr():
 
 
 def test_kafka_15221_isr_expansion_has_the_broker_epoch_of_the_fetch():
-    """AlterPartition has the broker epoch of the fetch, even if metadata has a newer one."""
+    """AlterPartition has the broker epoch of the fetch, even if the metadata has a newer epoch."""
     trio = _trio((A, B))
     trio.change(isr=(A,))
     trio.settle()
@@ -424,7 +424,7 @@ def test_kafka_14296_broker_in_controlled_shutdown_does_not_rejoin_isr():
 
 
 def test_flapping_isr_bumps_partition_epoch_and_keeps_leader_epoch():
-    """Fetches every 35 s: each bumps the partition epoch twice and the leader epoch never."""
+    """A fetch every 35 s bumps the partition epoch twice, but never the leader epoch."""
     trio = _trio((A, B))
     leader = trio.nodes[A]
     for turn in range(5):

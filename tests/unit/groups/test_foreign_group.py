@@ -104,7 +104,7 @@ def commit(driver: Driver, generation: int = -1, member_id: str = "") -> None:
 
 
 def test_streams_group_keeps_its_offsets() -> None:
-    """The offsets do not expire: this broker does not know the active members."""
+    """The offsets do not expire, because this broker does not know the group's active members."""
     driver = Driver(log=log_of(OFFSET, *STREAMS))
     size = len(driver.log)
     driver.advance(2 * RETENTION)

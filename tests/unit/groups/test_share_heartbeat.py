@@ -83,7 +83,7 @@ def test_members_share_partitions_when_there_are_more_members() -> None:
 
 
 def test_partitions_added_to_a_known_topic_start_at_zero() -> None:
-    """KAFKA-20742: at the latest offset, records before the initialization would be lost."""
+    """KAFKA-20742: if they started at the latest offset, earlier records would be lost."""
     driver = ShareDriver()
     driver.join("m")
     driver.settle("m")

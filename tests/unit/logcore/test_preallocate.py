@@ -101,7 +101,7 @@ def test_zeros_without_preallocation_are_truncated_and_reported(tmp_path: Path) 
 
 
 def test_zeros_after_a_clean_shutdown_are_trimmed_at_the_next_start(tmp_path: Path) -> None:
-    """After a clean shutdown, only the end of the log is checked, and the file trimmed there."""
+    """After a clean shutdown, only the end of the log is checked, where the file is trimmed."""
     partition = open_partition(tmp_path, config=CONFIG)
     put(partition)
     partition.close()

@@ -153,7 +153,7 @@ def test_partitions_share_the_producer_limit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("clean", [True, False])
 def test_restart_loads_at_most_the_producer_limit(tmp_path: Path, clean: bool) -> None:
-    """A snapshot and the log load the most recent producers; the log also all open transactions."""
+    """Snapshot and log restore the most recent producers; the log also all open transactions."""
     partition = opened(tmp_path, ProducerLimit(100))
     append(partition, producer_id=0, transactional=True, timestamp_ms=T0)
     for producer in range(1, 9):

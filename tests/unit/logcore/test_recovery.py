@@ -447,7 +447,7 @@ def test_kill_during_recovery_does_not_change_its_result(tmp_path: Path) -> None
 
 
 def test_empty_and_unknown_control_batches_are_recovered(tmp_path: Path) -> None:
-    """Batches that only compaction or KRaft writes: without records, or of an unknown type."""
+    """Only compaction or KRaft writes such batches, which have no records or an unknown type."""
     open_partition(tmp_path).close()
     empty = encode_batch(
         [], base_offset=0, last_offset_delta=4, producer_id=3, producer_epoch=1, base_sequence=0

@@ -155,7 +155,7 @@ def test_impossible_batch_offset_does_not_take_the_partition_offline(
 
 
 def test_index_of_a_damaged_segment_is_rebuilt_without_truncation(tmp_path: Path) -> None:
-    """The segment is damaged, too. It is below the recovery point, or the shutdown was clean."""
+    """The segment itself is damaged. It is below the recovery point, or the shutdown was clean."""
     whole = segments(tmp_path / "whole")
     end = whole.log_end_offset
     whole.close()

@@ -179,7 +179,7 @@ def test_offset_gap_too_wide_for_a_segment_rolls_it(tmp_path: Path) -> None:
 
 
 def test_truncation_in_a_gap_or_batch_ends_the_log_after_a_batch(tmp_path: Path) -> None:
-    """The log ends after a batch; before the next fetched batch, the segment has a hole."""
+    """The log ends after a batch, and the segment has a hole before the next fetched batch."""
     for offset in (5, 6, 8):
         follower = follower_of(tmp_path, name=f"cut{offset}")
         follower.append_as_follower(at(0, 3) + at(4, 3) + at(9, 3), 0)
@@ -222,7 +222,7 @@ def test_follower_keeps_messages_of_old_formats_unchanged(
 
 
 def test_older_format_after_a_newer_one_clears_the_leader_epochs(tmp_path: Path) -> None:
-    """As in Kafka, truncation then works without epochs. The old format needs a new segment."""
+    """As in Kafka, later truncations work without epochs. The old format needs a new segment."""
     follower = follower_of(tmp_path)
     follower.append_as_follower(at(0, leader_epoch=2), 2)
     old = encode_message_set([LogRecord(1, T0, b"old", b"v"), LogRecord(2, T0, b"old", b"v")], 1)

@@ -155,7 +155,7 @@ def test_time_of_day_without_a_coarse_clock_is_close_to_that_of_linux() -> None:
 
 
 def test_linux_uses_the_operating_system_calls_directly() -> None:
-    """On the hot path, the log calls the operating system directly."""
+    """On its hot path the log calls the operating system directly."""
     assert (system.read_at, system.write_at) == (os.pread, os.pwritev)
     assert (system.send_file, system.sync_data) == (os.sendfile, os.fdatasync)
     assert system.allocate == os.posix_fallocate

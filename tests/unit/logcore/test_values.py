@@ -165,7 +165,7 @@ def test_value_of_a_derived_class_has_the_fields_of_its_base() -> None:
 
 
 def test_value_unpickles_in_a_process_that_has_created_none() -> None:
-    """The reader may be another process, in which the class has not been used before."""
+    """The value may be unpickled in another process, in which the class was not used before."""
     code = "import pickle, sys; print(pickle.load(sys.stdin.buffer))"
     data = pickle.dumps(BrokerEndpoint("a", "b", 1, 2))
     read = subprocess.run([sys.executable, "-c", code], input=data, capture_output=True, check=True)

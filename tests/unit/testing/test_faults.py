@@ -353,7 +353,7 @@ def test_invalid_fault_is_refused_with_a_reason(told: dict[str, Any], why: str) 
 
 @pytest.mark.parametrize("api", APIS.values(), ids=lambda api: api.name)
 def test_every_field_of_a_request_can_be_matched(api: Api) -> None:
-    """The fields include those that only the oldest or the newest version has."""
+    """This includes fields that only the oldest or only the newest version has."""
     for version in {api.min_version, api.max_version}:
         for info in all_fields(message_class(api.key, version, "request")):
             Faults().observe(api=api.key, match={info.name: 1, "client_id": "a", "topic": "t"})

@@ -132,7 +132,7 @@ def test_verification_returns_missing_partitions_and_writes_nothing(
 
 
 def test_first_add_partitions_survives_reload(shard: Callable[..., Driver]) -> None:
-    """Redpanda #6019: partitions of an open transaction that are only in memory get lost."""
+    """Redpanda #6019: partitions of an open transaction were only in memory, and were lost."""
     driver = shard()
     driver.begin(driver.started(), A, B)
     driver.reload()

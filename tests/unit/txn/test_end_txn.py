@@ -255,7 +255,7 @@ def test_tv2_abort_without_partitions_completes_without_markers(
 def test_tv2_end_by_producer_fenced_before_tv1_commit_is_fenced(
     shard: Callable[..., Driver],
 ) -> None:
-    """The request's epoch is one below the TV1 commit's, so Kafka takes it for a TV2 retry."""
+    """The request's epoch is one below the TV1 commit's: Kafka mistakes it for a TV2 retry."""
     driver = shard()
     zombie = driver.started()
     driver.begin(zombie, tv=0)

@@ -147,7 +147,7 @@ def test_tv2_end_at_last_epoch_returns_new_producer_id(
 def test_kafka_20310_end_retried_after_epoch_overflow_and_reload_is_recognized(
     shard: Callable[..., Driver], commit: bool
 ) -> None:
-    """The records hold the previous producer id."""
+    """The records in the log contain the previous producer id."""
     driver = shard()
     driver.place(metadata(S.ONGOING, identity=OLD))
     answer = driver.ended(OLD, commit=commit)

@@ -322,7 +322,7 @@ def test_init_without_producer_ids_completes_the_abort_and_fails(
 def test_init_by_owner_of_open_transaction_is_fenced_only_with_tv1(
     shard: Callable[..., Driver], tv: int, answer: type
 ) -> None:
-    """As when Kafka's client retries after CONCURRENT_TRANSACTIONS: only TV1 fences the client."""
+    """Kafka's client retries so after CONCURRENT_TRANSACTIONS; only TV1 fences the client."""
     driver = shard(transaction_version=tv)
     driver.place(metadata(S.ONGOING, tv=tv))
     assert type(driver.init(ProducerIdentity(500, 5))) is answer

@@ -274,7 +274,7 @@ def test_repeated_end_of_kept_transaction_after_reload_is_confirmed(on: Make, co
 
 
 def test_delayed_end_of_kept_transaction_is_fenced_in_the_next_one(on: Make) -> None:
-    """The example of the KIP's patch: a commit times out, is retried, then arrives late."""
+    """The example of the KIP's patch: a commit times out, is retried, and then arrives late."""
     driver = on()
     prepared_by(driver)
     client, _ = keep(driver)
@@ -409,7 +409,7 @@ def test_describe_kept_transaction_returns_its_producer_id_and_epoch(on: Make) -
 
 
 def test_kept_transaction_can_be_committed_after_crash_at_any_record(on: Make) -> None:
-    """Truncate the log after every record; a restarted producer commits the kept transaction."""
+    """Whatever the log's last record, a restarted producer commits the kept transaction."""
     driver = on()
     prepared_by(driver)
     keep(driver)

@@ -207,7 +207,7 @@ def test_replaced_epoch_without_a_transaction_is_proven() -> None:
 
 
 def test_transaction_with_state_newer_than_the_log_is_not_proven() -> None:
-    """The coordinator's state was queried after its log was read."""
+    """The coordinator's state was queried after the coordinator's log had been read."""
     log = Log().begin()
     before = tuple(log.records)
     later = log.end(commit=True).init().current

@@ -221,7 +221,7 @@ def test_only_brokers_past_their_session_timeout_are_fenced() -> None:
 
 @pytest.mark.parametrize("elr", [True, False])
 def test_kafka_13173_brokers_fenced_together_leave_all_isrs(elr: bool) -> None:
-    """KAFKA-13173: two sessions expire; the second fencing sees the ISRs after the first."""
+    """KAFKA-13173: two sessions expire; the second fencing sees the ISRs that the first left."""
     cluster = Cluster(range(5), elr=elr)
     cluster.create("foo", [0, 1, 2], [1, 2, 3], [2, 3, 0], [0, 2, 1])
     cluster.pass_time(SESSION_MS + 1, beating=[1, 3, 4])

@@ -89,7 +89,7 @@ def test_requested_unclean_election_needs_no_config(elr: bool) -> None:
 
 
 def test_kip_966_last_replica_standing_elects_elr_member() -> None:
-    """Elect the ELR member, not the last ISR member, which lost records (RF 3, min ISR 2)."""
+    """The ELR member is elected, not the last ISR member, which lost records (RF 3, min ISR 2)."""
     cluster = Cluster(elr=True, min_isr=2)
     cluster.create("a", [0, 1, 2])
     cluster.fence(1)
@@ -162,7 +162,7 @@ def test_unclean_election_runs_when_the_topic_config_is_enabled() -> None:
 
 
 def test_unclean_election_after_leader_unregistered_runs_once_enabled() -> None:
-    """With ZooKeeper, a broker without a session has no registration."""
+    """With ZooKeeper, a broker without a session is not registered."""
     cluster = Cluster((0, 1))
     cluster.create("a", [0, 1])
     cluster.alter_isr("a", [0])

@@ -96,7 +96,7 @@ def test_alter_partition_with_stale_broker_epoch_is_refused() -> None:
 
 @pytest.mark.parametrize("how", ["fenced", "shutting down", "unregistered", "another incarnation"])
 def test_alter_partition_should_reject_brokers_that_are_not_eligible(how: str) -> None:
-    """KIP-841, KIP-903: a broker that has restarted since its last fetch is not eligible either."""
+    """KIP-841, KIP-903: a broker that has restarted since its last fetch is also not eligible."""
     cluster = Cluster()
     cluster.create("a", [0, 1, 2])
     cluster.create("b", [1, 2])

@@ -199,7 +199,7 @@ async def test_all_topic_configs_at_the_same_extreme_allow_maintenance_and_resta
 async def test_contradicting_broker_and_topic_compaction_lags_do_not_fail_cleaning(
     tmp_path: Path,
 ) -> None:
-    """Each setting is valid by itself, and cleaning waits until both settings permit it."""
+    """Each setting is valid by itself, and cleaning waits until both settings permit cleaning."""
     await bear(
         tmp_path,
         {"t": {"min.compaction.lag.ms": "1000"}},

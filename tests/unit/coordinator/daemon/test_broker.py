@@ -351,7 +351,7 @@ def processor_s(*command: str) -> float:
 
 
 def test_daemon_start_stays_within_processor_time_and_memory_limits(serve):
-    """The time is usually five times that of an interpreter with asyncio on the same machine."""
+    """The time is usually five times the time of an interpreter that only imports asyncio."""
     serve().end(signal.SIGTERM)
 
     def is_small() -> bool:

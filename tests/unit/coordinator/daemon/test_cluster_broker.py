@@ -212,7 +212,7 @@ def test_unregistered_broker_reports_a_fatal_error(tmp_path: Path) -> None:
 def test_failed_observer_or_lifecycle_task_is_reported_as_a_fatal_error(
     tmp_path: Path, task: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise the broker would serve outdated metadata and wait for updates that never come."""
+    """Without the report the broker would go on with metadata that is never updated again."""
 
     async def work() -> None:
         async with cluster(tmp_path, 101) as (_, (broker,)):

@@ -59,7 +59,7 @@ def fetch(client: Cluster, leader_epoch: int, **more: Any) -> tuple[dict[str, An
 
 
 def test_fenced_fetch_names_this_broker_as_the_leader(broker: BrokerThread) -> None:
-    """KIP-951: the response has the bound port, although the registration was written before."""
+    """KIP-951: the response has the bound port, which the earlier registration did not have."""
     host, _, port = broker.bootstrap.rpartition(":")
     with Cluster(broker.bootstrap) as client:
         answer, part = fetch(client, OURS - 1)

@@ -191,7 +191,7 @@ def test_authorizations_and_acls_are_counted_in_metrics(guarded, admin, nobody):
 
 
 def test_partially_applied_acl_request_grants_no_additional_access(guarded, admin):
-    """The controller decides large requests in several steps; brokers apply them one by one."""
+    """The controller decides large requests in several steps; brokers apply the steps in turn."""
     rights = []
 
     def look(_old: MetadataImage, _new: MetadataImage) -> None:

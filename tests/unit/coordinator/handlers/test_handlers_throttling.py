@@ -312,7 +312,7 @@ def sent(client: Cluster, topic: str, data: bytes, acks: int = -1) -> None:
 def test_validation_in_threads_throttles_beyond_a_second_up_to_the_maximum(
     broker, admin, clock, topic, acks
 ):
-    """If the client used time in threads, the throttle time may exceed a second."""
+    """If the client has used time in threads, the throttle time may exceed a second."""
     quotas = broker.served.services.quotas
     with limited(broker, admin, clock, request_percentage=0.01) as client:
         sent(client, topic, most_records(Codec.ZSTD, 20_000), acks)

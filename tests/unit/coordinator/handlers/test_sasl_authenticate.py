@@ -464,7 +464,7 @@ def test_wall_clock_jump_does_not_expire_a_session(tmp_path: Path) -> None:
 
 
 def test_reauthentication_renews_the_session_at_most_once_per_second(tmp_path: Path) -> None:
-    """A client may log in again after its session has expired, but at most once per second."""
+    """A client may log in again after its session has expired, but only once per second."""
     clock = ManualClock(1_700_000_000_000)
     with serving(tmp_path, clock, **{"connections.max.reauth.ms": "60000"}) as served:
         with RawClient(served.bootstrap) as client:
@@ -484,7 +484,7 @@ def test_reauthentication_renews_the_session_at_most_once_per_second(tmp_path: P
 
 
 def test_deleted_user_stays_authenticated_until_reauthentication(tmp_path: Path) -> None:
-    """As in Apache Kafka. In contrast, changed ACLs take effect at once."""
+    """This is as in Apache Kafka. Changed ACLs, in contrast, take effect at once."""
     with (
         serving(tmp_path, **{"connections.max.reauth.ms": "60000"}) as served,
         RawClient(served.bootstrap) as client,

@@ -1,4 +1,4 @@
-"""Observations of clients are recorded once, within limits, and after a first transaction."""
+"""Observations of clients are recorded once, within limits, and only after a transaction."""
 
 from __future__ import annotations
 

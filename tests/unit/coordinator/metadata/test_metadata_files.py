@@ -419,7 +419,7 @@ def test_unfinished_metadata_transaction_is_ignored_on_load() -> None:
 
 
 def test_quorum_state_file_identifies_a_directory_of_apache_kafka() -> None:
-    """Apache Kafka reads the file before it takes the lock (tests/oracle/test_lock.py)."""
+    """Apache Kafka reads the quorum state before it takes the lock (tests/oracle/test_lock.py)."""
     disk = old_directory()
     assert not is_of_apache_kafka(disk, LOG)
     start(disk)

@@ -146,7 +146,7 @@ async def test_kafka_20322_marker_for_an_older_broker_is_sent_in_its_version(pai
 async def test_marker_is_sent_again_after_error_or_lost_connection(
     pair: Pair, code: ErrorCode | None
 ) -> None:
-    """The leader does not know of its election yet, or closes the connection (None)."""
+    """The leader does not know of its election yet, or (code None) closes the connection."""
     pair.codes = [code, code]
     await pair.commit()
     await pair.completes()

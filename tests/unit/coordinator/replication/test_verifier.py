@@ -201,7 +201,7 @@ async def test_verification_is_retried_while_transaction_is_completing(pair: Pai
 async def test_verification_from_before_marker_or_election_is_repeated(
     pair: Pair, event: str
 ) -> None:
-    """KIP-890: the batch would begin a hanging transaction."""
+    """KIP-890: the batch could begin a hanging transaction."""
     pair.may_answer.clear()
     produced = pair.begin(11)
     await until_true(lambda: len(pair.bodies) == 1, "the coordinator is asked")
@@ -231,7 +231,7 @@ async def test_produce_does_not_wait_for_verification_of_another_producer(pair: 
 
 
 async def test_newer_verification_request_replaces_waiting_one_of_the_producer(pair: Pair) -> None:
-    """One request per producer id waits; a replaced request gets a retriable or fencing error."""
+    """One request per producer id waits; the replaced request gets a retriable or fencing error."""
     pair.may_answer.clear()
     first = pair.begin(name="first")
     await until_true(lambda: len(pair.bodies) == 1, "the connection is busy")

@@ -40,7 +40,7 @@ def checkpointed(data_dir: Path, topic: str) -> int:
 
 
 def test_flipped_bit_in_flushed_segment_costs_no_other_record_after_a_kill(tmp_path):
-    """On a real daemon with default settings."""
+    """This runs on a real daemon with default settings."""
     daemon = Daemon(tmp_path / "data", SETTINGS).start()
     with Cluster(daemon.bootstrap) as cluster:
         topic = cluster.create_topic("t", 1, SMALL)
@@ -156,7 +156,7 @@ def test_sealed_segments_unflushed_before_a_kill_are_flushed_after_start(tmp_pat
 
 @pytest.mark.slow
 def test_partition_directory_verifies_without_problems_after_a_kill(tmp_path):
-    """The first flush writes the leader epochs; before, a restarted broker rebuilds them."""
+    """The first flush writes the leader epochs; until then, a restarted broker rebuilds them."""
     daemon = Daemon(tmp_path / "data", SETTINGS).start()
     with Cluster(daemon.bootstrap) as cluster:
         few, many = cluster.create_topic("few"), cluster.create_topic("many", 1, SMALL)

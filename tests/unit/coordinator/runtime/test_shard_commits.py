@@ -141,7 +141,7 @@ async def test_response_times_out_after_commit_timeout_and_record_stays(bench: R
 
 
 async def test_commit_timeout_covers_decision_effect_and_report(bench: Replicated) -> None:
-    """An EndTxn whose decision stalls times out; its markers are sent after the commit.
+    """An EndTxn whose decision is not committed times out; markers are sent after the commit.
 
     One deadline covers the decision, the effect, and the effect's report.
     """

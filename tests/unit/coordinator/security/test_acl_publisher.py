@@ -232,7 +232,7 @@ def test_acl_is_stored_as_access_control_entry_record(kept):
 
 @pytest.mark.parametrize("change", [{"operation": 99}, {"permission_type": 0}])
 def test_acl_record_with_unknown_value_prevents_startup(kept, change):
-    """Without the ACL, which may be a DENY, the broker might allow too much."""
+    """Without the ACL, which may be a DENY rule, the broker might allow too much."""
     kept.create(READ_T)
     (record,) = kept.storage.metadata.image.acls.values()
     kept.storage.metadata.append([replace(record, **change)])

@@ -649,7 +649,7 @@ SEEDS, SLOW_SEEDS = range(4), range(4, 40)
     "seed", [*SEEDS, *(pytest.param(seed, marks=pytest.mark.slow) for seed in SLOW_SEEDS)]
 )
 def test_authorizer_equals_the_model_after_random_changes(seed):
-    """Both also agree after some of a resource's ACLs are removed (CVE-2024-27309)."""
+    """This includes the removal of only some of a resource's ACLs (CVE-2024-27309)."""
     draw = random.Random(seed)
     default = draw.random() < 0.5
     of = Authorizer(allows_without_rules=default)

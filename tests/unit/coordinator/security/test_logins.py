@@ -221,7 +221,7 @@ def test_corrupt_scram_record_error_does_not_reveal_its_content() -> None:
 
 
 def test_stand_in_credential_is_indistinguishable_from_a_real_one(tmp_path: Path) -> None:
-    """An unknown user's credential takes as long, never changes, and matches no password."""
+    """An unknown user gets a constant, equally costly credential that no password matches."""
     users = users_in(tmp_path)
     assert users.stand_in("x", SCRAM_SHA_256).iterations == 4096
     give(users, "alice", "right", SCRAM_SHA_256, iterations=9_000)

@@ -414,7 +414,7 @@ async def test_next_leader_sends_records_in_archiving_state_to_the_queue(
 async def test_records_of_the_last_member_go_to_the_queue(
     dlq: Queues, elsewhere: OtherLeader
 ) -> None:
-    """The share partition is removed with the group's last session, and perhaps never recreated."""
+    """The share partition is removed with the group's last session, and may never be recreated."""
     elsewhere.results = [LeaderUnreachableError("broker 1")]
     dlq.produce(2)
     await dlq.fetch()

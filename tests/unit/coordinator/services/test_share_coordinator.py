@@ -108,7 +108,7 @@ async def test_unknown_partition_and_uninitialized_state_are_refused(services: S
 async def test_records_below_a_snapshot_stay_until_the_snapshot_is_committed(
     services: Services, clock: ManualClock
 ) -> None:
-    """An election may remove the snapshot, and leave the records as the only ones of the state."""
+    """An election may truncate the snapshot; then only these records have the state."""
     key, coordinator = key_of(services), services.share_coordinator
     await coordinator.send(InitializeState(key, 1, 0))
     await coordinator.send(written(key, 0, 0))

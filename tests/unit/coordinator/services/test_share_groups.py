@@ -146,7 +146,7 @@ async def test_initialization_in_progress_is_not_started_again(
 async def test_repetition_answered_after_the_initialization_does_not_initialize_again(
     services: Services, state: LocalShareState
 ) -> None:
-    """The heartbeat that repeats it may be answered late, because its record is replicated late."""
+    """The repetition may be answered late, because the record is replicated late."""
     state.gate = asyncio.get_running_loop().create_future()
     await beat(services, 0)
     await until_true(lambda: len(state.commands) == PARTITIONS, "the initialization begins")

@@ -209,7 +209,7 @@ async def test_producer_ids_are_not_reused_after_a_kill(services: Services, tmp_
 async def test_producer_ids_are_not_allocated_within_a_turn(
     services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A turn writes only to the shard's log, so ids are allocated before or after it."""
+    """A turn only writes to the shard's log, so ids are allocated before or after the turn."""
     finish(services.txns.open_in_steps())
     shards = services.txns._shards.shards
     allocate = services.txns.allocate

@@ -127,7 +127,7 @@ async def test_image_after_stop_makes_no_leader_and_starts_no_isr_check(many):
 
 
 async def test_follower_change_is_retried_after_unexpected_exception(many, monkeypatch):
-    """The change is not in later images."""
+    """Later images do not contain the change, so it must be retried."""
     monkeypatch.setattr(due_changes, "AFTER_FAILURE_MS", 20)
     follow, failures = many.following.follow, [ValueError("odd"), ValueError("odd again")]
 

@@ -189,7 +189,7 @@ async def test_recreated_topic_does_not_see_files_or_offsets_of_the_old_one(tmp_
 
 
 async def test_directories_stay_until_the_record_of_the_deletion_is_durable(tmp_path):
-    """Until then, the topic may still exist after a power loss, and must have its data."""
+    """Before that, the topic may still exist after a power loss, and must have its data."""
     disk = FaultyDisk()
     async with Broker(tmp_path, config=CALM, fs=disk) as broker:
         services = broker.services
@@ -291,7 +291,7 @@ async def test_directory_with_unflushed_deletion_record_goes_with_next_deletion(
 
 
 async def test_log_start_of_deleted_topic_is_kept_until_its_record_is_durable(tmp_path):
-    """Otherwise, after a power loss, the topic would have records that were deleted before."""
+    """If it were not kept, the topic would have deleted records again after a power loss."""
     disk = FaultyDisk()
     async with Broker(tmp_path, config=CALM, fs=disk) as broker:
         services, metadata = broker.services, broker.services.metadata

@@ -263,7 +263,7 @@ def test_duplicate_batch_above_high_watermark_waits_for_commit(led):
 
 
 def test_produce_response_waits_for_all_its_partitions(led):
-    """The partition with one replica commits at once, but the response waits for the other."""
+    """The partition with one replica commits at once; the response waits for both partitions."""
     other = led.create(f"{led.topic}-alone")
     led.image(alone=other, replicas=(1, 2), isr=(1, 2))
     body = led.produce_request(b"x")
@@ -304,7 +304,7 @@ def test_follower_fetch_is_validated_in_kafkas_order(led):
 
 
 def test_unexpected_exception_fails_only_its_partition_of_a_fetch(led):
-    """Otherwise a follower would get no records from any partition of the leader."""
+    """If the fetch failed, a follower would get no records from any of the leader's partitions."""
     led.image(leader_epoch=5, partition_epoch=5)
     led.append()
 
@@ -657,7 +657,7 @@ def test_rack_aware_selector_prefers_in_sync_replica_of_the_rack(tmp_path):
 
 
 def test_throttled_replica_outside_isr_waits_for_quota(led):
-    """KIP-73: fetches of in-sync replicas are never throttled, other fetches are."""
+    """KIP-73: fetches of in-sync replicas are never throttled; fetches of other replicas are."""
     led.configure("leader.replication.throttled.replicas", "0:1")
     led.image(isr=(1, 2))
     led.append(b"x" * 1000)

@@ -123,7 +123,7 @@ def test_records_survive_clean_and_unclean_restart(tmp_path, clean):
 
 @pytest.mark.parametrize(("silent_ms", "known"), [(172_799_999, [7]), (172_800_000, [])])
 def test_startup_drops_producers_idle_for_producer_id_expiration(tmp_path, silent_ms, known):
-    """The test sets two days; the default is one day."""
+    """The test sets the expiration to two days; the default is one day."""
     config = {"producer.id.expiration.ms": "172800000"}
     node = Node(tmp_path, config)
     create_topic(node.metadata, "a", partitions=1)

@@ -181,7 +181,7 @@ def test_acls_of_unknown_resource_types_are_ignored(path: str):
 
 
 def test_acl_znode_equals_a_set_after_random_changes():
-    """Apply changes in random order and compare the znode with a model."""
+    """Changes are applied in random order, and the znode is compared with a model."""
     for seed in range(50):
         chance = random.Random(seed)
         data: bytes | None = None

@@ -105,7 +105,7 @@ def test_new_topic_has_all_partitions_before_a_request_names_them() -> None:
 
 
 def test_update_metadata_sets_own_broker_epoch_before_registration_is_seen() -> None:
-    """Otherwise the broker's ISR changes would have broker epoch -1 and would be refused."""
+    """With broker epoch -1, the controller would refuse the broker's ISR changes."""
     told_early = _requests(MetadataImage(), BEFORE)[ApiKey.UPDATE_METADATA]
     records = apply_update_metadata(
         ControllerRequestApplier(1, lambda: None), MetadataImage(), told_early, -1

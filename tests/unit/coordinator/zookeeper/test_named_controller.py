@@ -18,7 +18,7 @@ from tests.unit.coordinator.services.coordinators import Services
 async def test_controller_id_is_minus_one_while_no_controller_is_known(
     tmp_path: Path, known: int
 ) -> None:
-    """A broker that had just resigned used to return an arbitrary broker's id."""
+    """A broker that has just resigned must not return an arbitrary broker's id."""
     services = await Services(tmp_path).start()
     services.zookeeper = ZooKeeperNode(
         BrokerConfig({"zookeeper.connect": "nowhere:1"}),

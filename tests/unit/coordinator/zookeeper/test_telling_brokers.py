@@ -257,7 +257,7 @@ def test_isr_change_by_leader_keeps_the_leader_epoch(scene: Scene):
 
 
 def test_bounced_broker_loses_leadership_and_leaves_the_isr(scene: Scene):
-    """KAFKA-7235: the controller did not see the session expire, and sees only the new epoch."""
+    """KAFKA-7235: the controller missed the end of the session, and only sees the new epoch."""
     scene.create("t", (1, 2), (2, 1))
     scene.come(1)
     scene.check()
@@ -496,7 +496,7 @@ def test_request_with_stale_controller_or_broker_epoch_is_refused(scene: Scene):
 
 
 def test_request_over_a_superseded_controller_connection_is_refused(scene: Scene):
-    """No epoch in a late UpdateMetadata shows that its list of live brokers is outdated."""
+    """A late UpdateMetadata has no epoch that shows that its list of live brokers is outdated."""
     scene.create("t", (1, 2))
     request, request_applier = _last(scene, 6), scene.brokers[1].request_applier
     epoch = request.broker_epoch

@@ -72,7 +72,7 @@ def test_reused_packet_id_ends_redelivery_check_of_released_packets() -> None:
 
 
 def test_packet_id_reused_after_restart_keeps_the_redelivery_check() -> None:
-    """The MQTT broker may have restored an older file, and may reuse packet ids."""
+    """The MQTT broker may have restored older state, and may then reuse packet ids."""
     ledger = Ledger()
     ledger.receive(1, b"m")
     ledger.release(1)
@@ -120,7 +120,7 @@ def test_eviction_of_a_slot_keeps_packet_ids_used_again_since() -> None:
 
 
 def test_ledger_of_earlier_version_without_released_packets_is_read() -> None:
-    """Earlier bridges wrote such ledgers."""
+    """Earlier versions of the bridge wrote such ledgers."""
     ledger = Ledger.restore([msgpack.packb([3, ["x"], {7: b"m"}, True])])
     assert ledger.knows("a", OwnId("x"), dup=True)
     assert not ledger.knows("a", OwnId("x"))  # another device may use the same message id

@@ -1,6 +1,6 @@
 """Fencepost and Apache Kafka lead partitions in one cluster with Kafka's controller.
 
-Apache Kafka also follows. The test plays a third broker, which sends both leaders the same
+Apache Kafka also follows. The test simulates a third broker, which sends both leaders the same
 requests.
 """
 
@@ -43,7 +43,7 @@ LAG_MS = 3_000
 
 
 class Played:
-    """A registered and live broker that does nothing by itself; the test sends its requests."""
+    """A simulated broker: registered and live, but the test sends its requests."""
 
     def __init__(self, kafka: Kafka) -> None:
         self._kafka = kafka
@@ -85,7 +85,7 @@ class Played:
 
 
 class Mixed:
-    """A cluster of Apache Kafka, Fencepost, and the played broker."""
+    """A cluster of Apache Kafka, Fencepost, and the simulated broker."""
 
     def __init__(self, kafka: Kafka, bootstrap: str, played: Played) -> None:
         self.played = played
@@ -198,7 +198,7 @@ def producing(topic: str, records: bytes, **how: Any) -> dict[str, Any]:
 
 
 class Asked:
-    """The responses of one leader to clients and to the played follower, in order."""
+    """The responses of one leader to clients and to the simulated follower, in order."""
 
     def __init__(self, mixed: Mixed, leader: int) -> None:
         self.mixed, self.leader = mixed, leader

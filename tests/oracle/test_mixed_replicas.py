@@ -3,7 +3,7 @@
 There are four brokers: two of Apache Kafka (J, and O of release 4.3) and two of Fencepost (P). A
 *turn* gives three of the brokers the roles A, B and C. There are six turns, one for each assignment
 of the two kinds to these roles. If a scenario needs one exact step of another broker, the test
-plays that broker (``test_mixed_replicas_played.py``).
+simulates that broker (``test_mixed_replicas_played.py``).
 
 The table lists known bugs of replication and their tests with both kinds of brokers;
 ``tests/unit/cluster/test_replication_bugs.py`` tests Fencepost alone. Tests of a "turn" are in this

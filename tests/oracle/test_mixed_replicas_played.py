@@ -1,8 +1,8 @@
-"""Scenarios that need an exact step of another broker; the test plays this broker.
+"""Scenarios that need an exact step of another broker, which the test simulates.
 
-A played follower sends leaders of both kinds the same requests; a played leader serves followers of
-both kinds at once. All connections to the controller, which is Apache Kafka's, go through a proxy
-that can hold requests.
+A simulated follower sends leaders of both kinds the same requests; a simulated leader serves
+followers of both kinds at once. All connections to the controller, which is Apache Kafka's, go
+through a proxy that can hold requests.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PATIENT_MS = 100_000
 
 
 class Stage:
-    """Real brokers of both kinds, and the brokers that the test plays."""
+    """Real brokers of both kinds, and the brokers that the test simulates."""
 
     def __init__(
         self, cluster: ReplicaCluster, eight: PlayedFollower, nine: PlayedFollower
@@ -54,8 +54,8 @@ class Stage:
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    # The history topic would have replicas on the played brokers, and changes of its own.
-    # With the long timeout, brokers do not give up requests that the proxy holds.
+    # The history topic would have replicas on the simulated brokers, and changes of its own. With
+    # the long timeout, brokers do not give up requests that the proxy holds.
     alone = {"fencepost.history.enable": "false", "controller.socket.timeout.ms": "240000"}
     with (
         ReplicaCluster(tmp_path_factory.mktemp("played"), "JP", alone, is_proxied=True) as cluster,
@@ -362,7 +362,7 @@ def test_reassignment_completes_when_all_targets_are_in_sync(stage: Stage, leade
 
 
 class Followed:
-    """A topic whose leader the test plays, and which a broker of each kind follows."""
+    """A topic with a simulated leader and two real followers, one of each kind."""
 
     def __init__(self, stage: Stage, leader: PlayedLeader, *more: int) -> None:
         self.cluster, self.leader = stage.cluster, leader
@@ -421,7 +421,7 @@ class Followed:
 
 @pytest.fixture(autouse=True)
 def each_begins_alike(stage: Stage) -> Iterator[None]:
-    """After each test, release the held requests, and unfence the played broker."""
+    """After each test, release the held requests, and unfence the simulated broker."""
     yield
     stage.proxy.release()
     stage.proxy.lose()

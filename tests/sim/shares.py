@@ -203,7 +203,7 @@ class ShareFaults(Stories):
             self.kill_leader()
 
     def deaf_leader(self) -> None:
-        """Let a leader not learn of its successor, while clients can still reach the leader."""
+        """Keep the election from a former leader, which clients and brokers can still reach."""
         self._tell(self._deaf_leader())
 
     async def _deaf_leader(self) -> None:

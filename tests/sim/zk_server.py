@@ -1,10 +1,10 @@
 """A model of ZooKeeper: an ensemble that agrees on transactions, and its clients' sessions.
 
-One member leads and commits; the others apply its transactions in order, but later. Each client is
-connected to one member, which answers requests in their order. A client sees its own writes, and
-gets the event of a watch before it can read the change. Two clients that are connected to different
-members may see different states. A session lives as long as its client sends requests or pings,
-over any connection.
+One member leads and commits; the other members apply its transactions in order, but later. Each
+client is connected to one member, which answers requests in their order. A client sees its own
+writes, and gets the event of a watch before it can read the change. Two clients that are connected
+to different members may see different states. A session lives as long as its client sends requests
+or pings, over any connection.
 
 Source: ZooKeeper's "Consistency Guarantees"; ``PrepRequestProcessor``, ``FinalRequestProcessor``,
 ``DataTree``, ``SessionTrackerImpl``.

@@ -1,4 +1,4 @@
-"""Certificates for tests, as PEM files: an authority, its certificates, and broken ones."""
+"""Certificates for tests, as PEM files: an authority, and valid and broken certificates."""
 
 from __future__ import annotations
 

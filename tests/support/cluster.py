@@ -196,7 +196,7 @@ class Cluster(RawClient):
         begin: int | None = None,
         end: int | None = None,
     ) -> list[Batch]:
-        """Return all batches up to the end that ``isolation`` shows, without aborted ones.
+        """Return all batches up to the end that ``isolation`` shows, without aborted batches.
 
         With both ``begin`` and ``end`` no ListOffsets is sent, so a follower can be read too.
         Control batches are left out unless ``controls`` is set.

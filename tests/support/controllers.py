@@ -1,4 +1,4 @@
-"""A broker that a test plays: it only sends requests to a controller."""
+"""A simulated broker, which only sends the requests of a test to a controller."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NEVER_WAKE = (1 << 63) - 1
 
 
 class Pretender:
-    """A broker ``broker_id`` that the test plays; a controller takes it for a real one."""
+    """The simulated broker ``broker_id``, which a controller treats like a real broker."""
 
     def __init__(self, controller: str, broker_id: int, cluster_id: str) -> None:
         self.controller = RawClient(controller, client_id=f"broker-{broker_id}")

@@ -20,7 +20,7 @@ def free_descriptors(count: int, *, collects: bool = True) -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     probe = os.dup(0)
     os.close(probe)
-    # The kernel assigns the lowest free descriptor, so occupy all free ones below the limit.
+    # The kernel assigns the lowest free descriptor, so occupy all free descriptors below the limit.
     taken: list[int] = []
     # Logs that other tests left open must fit into the part of the limit that logs may use.
     resource.setrlimit(resource.RLIMIT_NOFILE, (2 * probe + 40 + count, hard))

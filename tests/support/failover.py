@@ -240,7 +240,7 @@ class Group:
 
 
 class GroupMember(threading.Thread):
-    """A group member that commits the offsets of its records, and notes the committed ones."""
+    """A group member that commits the offsets of its records, and keeps the committed offsets."""
 
     def __init__(self, clients: Clients, group: Group, protocol: str) -> None:
         super().__init__(name="member", daemon=True)

@@ -1,4 +1,4 @@
-"""The history of a run, operation by operation: the input of :mod:`tests.support.checker`.
+"""The recorded operations of a test's clients, which :mod:`tests.support.checker` checks.
 
 Every operation has ``begin`` and ``end``, the times of its request and of its outcome, on one clock
 for all processes (any unit). Three outcomes: OK, FAILED (it certainly had no effect) and UNKNOWN (a

@@ -63,7 +63,7 @@ class OracleMissingError(Exception):
 
 
 def unavailable(missing: str, judge: str = "Apache Kafka") -> None:
-    """Skip the test with the reason; with REQUIRE_ORACLE=1 fail it."""
+    """Skip the test because something is missing; with REQUIRE_ORACLE=1 fail the test."""
     reason = f"{judge} cannot judge here: {missing}"
     if os.environ.get("REQUIRE_ORACLE") == "1":
         pytest.fail(reason, pytrace=False)

@@ -297,7 +297,7 @@ class PowerLoss:
     _names: dict[str, list[NameStep]] = field(default_factory=dict)
 
     def walk(self, steps: Sequence[Step]) -> Iterator[int]:
-        """Apply the steps one by one, and yield the number of applied ones, from 0 on."""
+        """Apply the steps one by one, and yield the number of applied steps, from 0 on."""
         yield 0
         for count, step in enumerate(steps, 1):
             self._do(step)

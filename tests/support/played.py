@@ -1,4 +1,4 @@
-"""Brokers that a test plays: registered and alive, with scripted replication.
+"""Simulated brokers: they are registered and send heartbeats, and a test scripts replication.
 
 A :class:`PlayedFollower` sends a test's fetches to a real leader. A :class:`PlayedLeader` serves
 real followers, and records their fetches.
@@ -24,7 +24,7 @@ from tests.support.waits import until
 
 BEAT_S = 0.3
 IDLE_S = 0.05
-"""How long a played leader without new records delays a fetch response."""
+"""How long a simulated leader without new records delays a fetch response."""
 
 API_NAMES = {API_KEYS[name]: name for name in ("api_versions", "fetch", "list_offsets")}
 _HEAD = struct.Struct(">hhi")

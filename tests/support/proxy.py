@@ -12,9 +12,9 @@ class LosingProxy:
     """Forwards connections to ``target`` without rewriting addresses.
 
     The broker must advertise the proxy's address. ``lose(api_key, …)`` arms it: for each of these
-    APIs, the next response is dropped and the connection closed; ``lost`` lists the dropped ones.
-    ``hold(api_key)`` holds the next such request until ``release()``; then the request arrives,
-    even if its client has disconnected.
+    APIs, the next response is dropped and the connection closed; ``lost`` lists the dropped
+    responses. ``hold(api_key)`` holds the next such request until ``release()``; then the request
+    arrives, even if its client has disconnected.
     """
 
     def __init__(self) -> None:

@@ -210,7 +210,7 @@ def decode(api: str, version: int, frame: bytes) -> tuple[int, Answer]:
 
 
 def decode_request(api: str, version: int, frame: bytes) -> Answer:
-    """Decode a request frame with its header, for tests that play a broker."""
+    """Decode a request frame with its header, for tests that simulate a broker."""
     entity = _entity(api, version, "request")
     _, used = entity_reader(entity.__header_schema__)(frame, 0)
     body, size = entity_reader(entity)(frame, used)

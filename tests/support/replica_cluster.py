@@ -185,7 +185,7 @@ class ReplicaCluster(MixedCluster):
             )
         assert answer["topics"][0]["error_code"] == "none", answer
         for index, ids in enumerate(assignment):
-            # A played replica does not lead or join the ISR by itself, so do not wait for it.
+            # A simulated replica does not lead or join the ISR by itself, so do not wait for it.
             real = frozenset(ids) & self.ids
             if len(real) == len(ids):
                 self.settled(name, index, leader=ids[0], isr=set(ids))

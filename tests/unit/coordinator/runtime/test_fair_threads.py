@@ -48,7 +48,7 @@ async def test_small_job_passes_large_jobs_that_came_before_it() -> None:
     before = sum(job.had for job in large)
     small = Busy(CREDIT_S / 2)
     assert await threads.run(small.steps(), "small") == small.had
-    # One thread ran the small job while the other ran large ones.
+    # One thread ran the small job while the other thread ran large jobs.
     assert sum(job.had for job in large) - before < 2 * CREDIT_S + 10 * SLICE_S
     for task in tasks:
         task.cancel()

@@ -1,8 +1,8 @@
 """QoS 2 without message ids, cut at every packet: packet ids alone give exactly-once.
 
 The proxy drops one packet, or forwards it and closes the connection right after it. To the MQTT
-broker this looks like a kill of the bridge at that instant; the bridge reconnects.
-``test_bridge_crashes.py``, which controls the saved state, kills the MQTT broker itself.
+broker this looks like a kill of the bridge at that instant; the bridge reconnects. Tests that kill
+the MQTT broker itself also control which state the broker has saved.
 """
 
 from __future__ import annotations

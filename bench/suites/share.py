@@ -117,7 +117,7 @@ def acknowledging(broker: Broker) -> Figures:
     return {
         "median response time (ms)": cuts[49] * 1e3,
         "p99 response time (ms)": cuts[98] * 1e3,
-        "CPU time of the broker, with the fetch of the record (µs)": processor / ACKS * 1e6,
+        "CPU time of the broker, including the fetch of the record (µs)": processor / ACKS * 1e6,
     }
 
 

@@ -74,11 +74,11 @@ def init(broker: Broker, *, to_all: bool = False) -> Figures:
     quantiles = {
         f"{name} (ms)": ordered[round((FRESH - 1) * share / 100)]
         for share, name in (
-            (0, "shortest time"),
-            (25, "25th percentile of the times"),
-            (50, "median time"),
-            (75, "75th percentile of the times"),
-            (100, "longest time"),
+            (0, f"shortest of the {FRESH} times"),
+            (25, f"25th percentile of the {FRESH} times"),
+            (50, f"median of the {FRESH} times"),
+            (75, f"75th percentile of the {FRESH} times"),
+            (100, f"longest of the {FRESH} times"),
         )
     }
     return {"time of the first client (ms)": samples[0], **quantiles}
@@ -285,7 +285,7 @@ TXN = Suite(
         ONE_RECORD,
         Workload(f"init_transactions of {FRESH} clients", init, is_pinged=False, fresh=True),
         Workload(
-            f"init_transactions of {FRESH} clients without sparse connections",
+            f"init_transactions of {FRESH} clients, enable.sparse.connections=false",
             init_to_all,
             is_pinged=False,
             fresh=True,

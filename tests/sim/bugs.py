@@ -87,7 +87,7 @@ BUGS: Final = (
         ),
     ),
     Bug(
-        "the leader takes a pending ISR as committed",
+        "the leader treats a pending ISR as committed",
         (
             (
                 _Leader._propose,

@@ -35,7 +35,7 @@ _TRANSACTIONS: Final = (
         ((ProducerStateManager.check_marker, "if epoch > entry.epoch:", "if True:"),),
     ),
     Bug(
-        "a coordinator takes a refused marker as written",
+        "a coordinator treats a refused marker as written",
         (
             (
                 marker_queues.MarkerQueues.on_answer,
@@ -97,7 +97,7 @@ _GROUPS: Final = (
         ((OffsetStore.end_transaction, "if commit and is_newer:", "if is_newer:"),),
     ),
     Bug(
-        "a loading coordinator takes transactional offsets as committed",
+        "a loading coordinator treats transactional offsets as committed",
         (
             (
                 GroupMachine._replay_offset,

@@ -281,7 +281,7 @@ ZOOKEEPER: Final = (
         ((loading.read_new_topics, "await session.sync()", "pass"),),
     ),
     Bug(
-        "a broker only knows the partitions of a new topic that a request names",
+        "a broker knows only those partitions of a new topic that a request names",
         ((loading.read_new_topics, "_partition_count(name, node.data)", "0"),),
     ),
     Bug(
@@ -296,7 +296,7 @@ ZOOKEEPER: Final = (
     ),
     # --- requests of tools ---
     Bug(
-        "the controller does not watch the reassignments of tools",
+        "the controller does not watch for reassignments that tools request",
         (
             (
                 AdminNodes.process_partition_reassignment,
@@ -306,7 +306,7 @@ ZOOKEEPER: Final = (
         ),
     ),
     Bug(
-        "a completed reassignment of a tool stays in ZooKeeper",
+        "a completed reassignment that a tool requested stays in ZooKeeper",
         ((AdminNodes.is_concerned, "not _is_under_way(", "_is_under_way("),),
     ),
     Bug(
@@ -320,7 +320,7 @@ ZOOKEEPER: Final = (
         ),
     ),
     Bug(
-        "the controller does not watch the elections of tools",
+        "the controller does not watch for elections that tools request",
         (
             (
                 AdminNodes.process_preferred_replica_election,
@@ -340,7 +340,7 @@ ZOOKEEPER: Final = (
         ),
     ),
     Bug(
-        "the controller gives a tool's topic no id",
+        "the controller gives no id to a topic that a tool created",
         ((ZkController._adopt, "node = replace(node, topic_id=topic_id)", "return"),),
     ),
     # --- users, quotas, ACLs ---
@@ -394,7 +394,7 @@ ZOOKEEPER: Final = (
         ),
     ),
     Bug(
-        "a broker on ZooKeeper serves requests to its former process",
+        "a broker on ZooKeeper serves requests that were sent to its former process",
         tuple(
             (serve, "await self._registration.made.wait()", "pass")
             for serve in (

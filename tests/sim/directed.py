@@ -192,7 +192,7 @@ OF_DAEMONS: Final[Mapping[str, Directions]] = {
     "the high watermark advances while the ISR is under min ISR": {**_ISR, "acks": 1},
     "the maximal ISR lacks a replica whose removal is pending": _LAGS,
     "the maximal ISR lacks a replica whose addition is pending": _LAGS,
-    "the leader takes a pending ISR as committed": _LAGS,
+    "the leader treats a pending ISR as committed": _LAGS,
     "a replica joins the ISR before it reaches the start of the leader epoch": {
         **_JOINS,
         "faults": ("join_behind_epoch",),
@@ -250,7 +250,7 @@ OF_DAEMONS: Final[Mapping[str, Directions]] = {
         **_STARVED,
         "faults": ("late_markers",),
     },
-    "a coordinator takes a refused marker as written": _ENDS,
+    "a coordinator treats a refused marker as written": _ENDS,
     "the last stable offset passes a marker before it is replicated": _STARVED,
     "a coordinator only loads records below the high watermark": {
         **_STARVED_GROUP,
@@ -261,7 +261,7 @@ OF_DAEMONS: Final[Mapping[str, Directions]] = {
     "a loaded group has an earlier generation": _CLASSIC,
     "a loaded group does not start its members' session timers": _CONSUMER,
     "offsets of aborted transactions become visible": _TXN_CLASSIC,
-    "a loading coordinator takes transactional offsets as committed": _TXN_CLASSIC,
+    "a loading coordinator treats transactional offsets as committed": _TXN_CLASSIC,
     "a loading coordinator skips the ends of transactions": _TXN_CLASSIC,
     "OffsetFetch ignores the pending offsets of open transactions": _TXN_CLASSIC,
     "a group accepts a commit of a former generation": {

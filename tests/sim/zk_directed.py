@@ -157,7 +157,7 @@ DIRECTED: Final[Mapping[str, Staged | Directions]] = {
         "member_lag_ms": 40,
         "faults": ("recreate", "alter_config"),
     },
-    "a broker only knows the partitions of a new topic that a request names": {
+    "a broker knows only those partitions of a new topic that a request names": {
         **_CLUSTER,
         "factor": 1,
         "members": ((False, False), (False, False)),
@@ -165,14 +165,14 @@ DIRECTED: Final[Mapping[str, Staged | Directions]] = {
         "faults": ("kill", "kill_controller"),
     },
     "brokers do not watch the settings": Staged("settings"),
-    "the controller does not watch the reassignments of tools": _ADDITION,
-    "a completed reassignment of a tool stays in ZooKeeper": _ADDITION,
+    "the controller does not watch for reassignments that tools request": _ADDITION,
+    "a completed reassignment that a tool requested stays in ZooKeeper": _ADDITION,
     "the controller deletes a reassignment that a tool has just changed": _ADDITION,
-    "the controller does not watch the elections of tools": {
+    "the controller does not watch for elections that tools request": {
         **_CLUSTER,
         "faults": ("admin_elect", "kill"),
     },
-    "the controller gives a tool's topic no id": Staged("adoption"),
+    "the controller gives no id to a topic that a tool created": Staged("adoption"),
     "a new controller creates a partition's state without a leader": Staged(
         "automatic creation", Step(4, RESIGN)
     ),
@@ -188,7 +188,7 @@ DIRECTED: Final[Mapping[str, Staged | Directions]] = {
         "idempotent": 1.0,
         "faults": ("kill", "kill_controller"),
     },
-    "a broker on ZooKeeper serves requests to its former process": _POWER,
+    "a broker on ZooKeeper serves requests that were sent to its former process": _POWER,
     "a leader on ZooKeeper that restarted unnoticed keeps its leader epoch": _POWER,
     "a broker on ZooKeeper acknowledges a batch before it is flushed": {
         **_CLUSTER,

@@ -110,7 +110,7 @@ class Watch:
         if image is not None:
             self.look_at_image(image)
         for broker in brokers:
-            for replica, partition in _replicas(broker):
+            for replica, partition in replicas_of(broker):
                 self._look_at_replica(broker, replica, partition)
         if image is not None and self._has_changed:
             self._has_changed = False
@@ -248,7 +248,7 @@ class Watch:
         replicas = {
             (broker.node_id, (replica.local.topic_id, replica.local.index)): (broker, partition)
             for broker in brokers
-            for replica, partition in _replicas(broker)
+            for replica, partition in replicas_of(broker)
         }
         for topic in image.topics.values():
             if topic.name in self._unforced:
@@ -398,7 +398,7 @@ class Watch:
         ]
         ends: dict[Key, set[tuple[int, int]]] = {}
         for broker in brokers:
-            for replica, log in _replicas(broker):
+            for replica, log in replicas_of(broker):
                 key = replica.local.topic_id, replica.local.index
                 ends.setdefault(key, set()).add((log.high_watermark, log.log_end_offset))
                 if log.last_stable_offset < log.high_watermark:
@@ -418,7 +418,7 @@ class Watch:
         return "" if is_equal else "an older image"
 
 
-def _replicas(daemon: Daemon) -> Iterator[tuple[Replica, Partition]]:
+def replicas_of(daemon: Daemon) -> Iterator[tuple[Replica, Partition]]:
     """Yield the open replicas of a broker, none if it is standalone."""
     services = daemon.opened
     if services is None:

@@ -20,7 +20,7 @@ from tests.sim.daemon import Daemon
 from tests.sim.daemons import History, Result, played
 from tests.sim.invariants import BrokenInvariantError
 from tests.sim.machine import EPOCH_MS
-from tests.sim.watch import Key, Watch
+from tests.sim.watch import Key, Watch, replicas_of
 from tests.sim.zk_client import Client
 from tests.sim.zk_options import ZooKeeperOptions, draw_options
 from tests.sim.zk_server import Ensemble
@@ -36,9 +36,9 @@ class ZooKeeperWatch(Watch):
 
     def __init__(self, unforced: frozenset[str] = frozenset()) -> None:
         super().__init__(unforced)
-        self._empty: dict[tuple[int, Key], int] = {}
+        self._empty: dict[tuple[int, Key], tuple[int, int]] = {}
         """Replicas that lost their disk, and do not have all committed records again → the
-        incarnation of the node that lost the disk."""
+        incarnation of the node that lost the disk, and the log end offset on this disk."""
 
     def lost_records(self, daemon: Daemon) -> None:
         """Record that a broker has lost its disk.
@@ -47,7 +47,13 @@ class ZooKeeperWatch(Watch):
         registration.
         """
         incarnation = daemon.node.incarnation
-        self._empty |= {(daemon.node_id, key): incarnation for key in self._known}
+        ends = {
+            (replica.local.topic_id, replica.local.index): partition.log_end_offset
+            for replica, partition in replicas_of(daemon)
+        }
+        self._empty |= {
+            (daemon.node_id, key): (incarnation, ends.get(key, 0)) for key in self._known
+        }
         super().lost_records(daemon)
 
     def _is_suspect(self, broker_id: int, key: Key) -> bool:
@@ -55,10 +61,11 @@ class ZooKeeperWatch(Watch):
 
     def _look_at_replica(self, daemon: Daemon, replica: Replica, partition: Partition) -> None:
         key = replica.local.topic_id, replica.local.index
-        lost = self._empty.get((daemon.node_id, key), daemon.node.incarnation)
-        if lost != daemon.node.incarnation:
+        incarnation, end = self._empty.get((daemon.node_id, key), (daemon.node.incarnation, 0))
+        if incarnation != daemon.node.incarnation:
+            # The leader may yet take records as committed because the lost disk had them.
             committed = self._committed.get(key)
-            if committed is None or partition.log_end_offset >= committed.end:
+            if partition.log_end_offset >= max(end, 0 if committed is None else committed.end):
                 del self._empty[daemon.node_id, key]
         super()._look_at_replica(daemon, replica, partition)
 

@@ -159,7 +159,7 @@ class PartitionResponse:
     high_watermark: int = UNKNOWN_OFFSET
     log_start_offset: int = UNKNOWN_OFFSET
     diverging: tuple[int, int] | None = None
-    """(epoch, end offset) if the leader's log diverges from the follower's."""
+    """The leader's (epoch, end offset) if its log diverges from the follower's."""
     records: Any = None
     """The records, in any form that the caller can append. The follower reads only ``size``."""
     size: int = 0

@@ -57,7 +57,7 @@ class LeaderStep:
     send: IsrChange | None = None
     """A change to submit to :class:`~fencepost.cluster.alter_partition.AlterPartitions`."""
     epoch_entry: tuple[int, int] | None = None
-    """(leader epoch, start offset) to add to the epoch cache before any other action."""
+    """The (leader epoch, start offset) to add to the epoch cache before any other action."""
     is_new_leader: bool = False
     """This broker did not lead the partition before."""
     events: tuple[Event, ...] = ()

@@ -52,7 +52,7 @@ TRANSITIONS: Final[Mapping[tuple[ClassicState, ClassicState], str]] = MappingPro
         (_S, _D): "became a consumer group, shard unloaded",
     }
 )
-"""(from, to) → the cause."""
+"""The cause of each transition (from, to)."""
 
 
 def require_transition(source: ClassicState, target: ClassicState, group_id: str) -> None:

@@ -163,7 +163,7 @@ class LeaveGroup:
 
 @dataclass(frozen=True, slots=True)
 class LeaveGroupResult:
-    """(member id, instance id, error) in request order; below v3 a top-level error instead."""
+    """Each (member id, instance id, error) in request order; below v3 a top-level error instead."""
 
     members: tuple[tuple[str, str | None, DomainError | None], ...]
 
@@ -223,7 +223,7 @@ class TxnCommitOffsets:
 @fast_init
 @dataclass(frozen=True, slots=True)
 class CommitOffsetsResult:
-    """(topic, partition, error) in request order."""
+    """Each (topic, partition, error) in request order."""
 
     partitions: tuple[tuple[str, int, DomainError | None], ...]
 
@@ -264,7 +264,7 @@ class FetchedOffset(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FetchOffsetsResult:
-    """(topic, its partitions) in request order, or sorted by topic when all were requested.
+    """Each (topic, its partitions) in request order, or by topic name if all were requested.
 
     If there are more than ``offsets.MAX_OFFSETS_PER_TURN`` offsets, the topics and their partitions
     are iterators instead of tuples. These can be read only once, and return the offsets as of the
@@ -284,7 +284,7 @@ class DeleteOffsets:
 
 @dataclass(frozen=True, slots=True)
 class DeleteOffsetsResult:
-    """(topic, partition, error) in request order; the error is GroupSubscribedToTopic."""
+    """Each (topic, partition, error) in request order; the error is GroupSubscribedToTopic."""
 
     partitions: tuple[tuple[str, int, DomainError | None], ...]
 

@@ -12,16 +12,16 @@ from fencepost.logcore.machine import InvariantViolation
 from fencepost.logcore.values import dataclass
 
 GROUP_BYTES: Final = 1_536
-"""Bytes of memory of a group without its id and its members. This constant and the next three were
-measured."""
+"""The memory, in bytes, of a group without its id and its members. This constant and the next three
+were measured."""
 MEMBER_BYTES: Final = 1_024
-"""Bytes of memory of a member without its strings: its fields, its timers, and its part of the
-group's record."""
+"""The memory, in bytes, of a member without its strings: its fields, its timers, and its part of
+the group's record."""
 NAME_BYTES: Final = 64
-"""Bytes of memory of a string without its characters."""
+"""The memory, in bytes, of a string without its characters."""
 PARTITION_BYTES: Final = 512
-"""Bytes of memory of one partition of a consumer group, which is in a member's current assignment
-and in its target."""
+"""The memory, in bytes, of one partition of a consumer group. The partition is in a member's
+current assignment and in the member's target."""
 
 
 @dataclass(slots=True)
@@ -32,9 +32,9 @@ class ShardTotals:
     """
 
     memory: Account = field(default_factory=Account)
-    """Bytes of all groups with their members; see :data:`GROUP_BYTES` and the next constants."""
+    """The memory of all groups with their members; see :data:`GROUP_BYTES` and what follows it."""
     pending: dict[tuple[str, str], None] = field(default_factory=dict)
-    """(group id, member id) of members that have not rejoined with their id, oldest first."""
+    """The (group id, member id) of members that have not rejoined with their id, oldest first."""
 
     def add_pending(self, group_id: str, member_id: str) -> None:
         """Remember a member id that was given out."""

@@ -19,7 +19,7 @@ from fencepost.logcore.machine import InvariantViolation
 from fencepost.logcore.values import dataclass
 
 OFFSET_BYTES: Final = 400
-"""Bytes of memory of an offset without its metadata, as measured."""
+"""The measured memory, in bytes, of an offset without its metadata."""
 
 TopicPartition = tuple[str, int]
 
@@ -39,7 +39,7 @@ class GroupOffsets:
     pending: dict[TopicPartition, dict[int, StoredOffset]] = field(default_factory=dict)
     """Pending offsets, by partition and producer id of the open transaction."""
     commits: int = field(default=0, compare=False)
-    """Number of replayed plain commits."""
+    """The number of replayed plain commits."""
 
     @property
     def is_empty(self) -> bool:
@@ -66,7 +66,7 @@ class OffsetStore:
 
     def __init__(self, memory: Account | None = None) -> None:
         self.memory = memory or Account()
-        """Bytes of all offsets; see :func:`offset_bytes`."""
+        """The memory of all offsets in bytes; see :func:`offset_bytes`."""
         self._groups: dict[str, GroupOffsets] = {}
         self._open: dict[int, dict[str, set[TopicPartition]]] = {}
 

@@ -52,7 +52,7 @@ TRANSITIONS: Final[Mapping[tuple[MemberState, MemberState], str]] = {
     (_UNKNOWN, _STABLE): "it owns nothing, nothing to wait for",
     (_UNKNOWN, _UNRELEASED): "target has partitions of others",
 }
-"""(from, to) → the cause."""
+"""The cause of each transition (from, to)."""
 
 
 @dataclass(frozen=True, slots=True)

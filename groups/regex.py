@@ -34,7 +34,7 @@ class RegexScan:
         may_see: Callable[[str], bool] | None = None,
     ) -> None:
         self.version = version
-        """The version of the names, for the record of the result."""
+        """The version of the topic names, which the record of the result includes."""
         self.matches: dict[str, tuple[str, ...]] = {}
         """The matching names, in order, of each finished expression."""
         self.refused: dict[str, str] = {}

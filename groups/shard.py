@@ -76,7 +76,7 @@ class Shard:
     share_rebalances: int = 0
     """The number of heartbeats that required a new assignment of a share group."""
     _retry_at_ms: dict[tuple[str, str], int] = field(default_factory=dict)
-    """(group, remote assignor) → when the group may ask the assignor again; oldest first."""
+    """When a group may ask a remote assignor again, by (group, assignor); the oldest first."""
 
     def note_assignor_request(self, group_id: str, assignor: str, now_ms: int) -> None:
         """Note a request to a remote assignor."""

@@ -37,7 +37,7 @@ class StateToInitialize:
 
     state_epoch: int
     offsets: tuple[tuple[bytes, int, int], ...]
-    """(topic id, partition, start offset)."""
+    """Each (topic id, partition, start offset)."""
 
 
 @fast_init
@@ -213,7 +213,7 @@ class AlteredShareOffsets:
     """The result of AlterShareGroupOffsets: unknown partitions, and partitions that failed."""
 
     unknown: frozenset[tuple[str, int]]
-    """(topic, partition)."""
+    """Each (topic, partition) that does not exist."""
     failed: Mapping[tuple[bytes, int], DomainError]
     """By topic id and partition."""
 

@@ -36,8 +36,8 @@ SHARE: Final = "share"
 """The protocol type and the group type in ListGroups."""
 
 STATE_PARTITION_BYTES: Final = 64
-"""Bytes of memory of a partition in a group's record of type 15, which lists the partitions with
-state."""
+"""The memory, in bytes, of a partition in a group's record of type 15, which lists the partitions
+with state."""
 
 
 @dataclass(frozen=True, slots=True)

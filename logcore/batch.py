@@ -103,7 +103,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def last_offset(self) -> int:
-        """Offset of the last record that the batch had when it was produced."""
+        """The offset of the last record that the batch had when it was produced."""
         return self.base_offset + self.last_offset_delta
 
     @property

@@ -13,7 +13,8 @@ from typing import Final
 from fencepost.logcore.log_file import LogFile
 
 MIN_RANGE_BYTES: Final = 4_096
-"""Shorter results are read at once: a range object would take hardly less memory."""
+"""The size, in bytes, below which a result is read at once: a range object would take hardly less
+memory."""
 
 
 class FileRange:

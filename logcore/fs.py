@@ -32,8 +32,8 @@ NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """Errors of a full disk, a full quota, and a file at its size limit."""
 
 NO_HANDLES: Final = frozenset({errno.EMFILE, errno.ENFILE})
-"""The errors when a file cannot be opened because the process, or the system, has too many open
-files. The failed call has no effect."""
+"""The errors of an open that fails because the process, or the system, has too many open files. The
+failed call has no effect."""
 
 RESERVED_HANDLES: Final = 256
 """The number of file descriptors that the logs of a process leave free for connections and

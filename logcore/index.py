@@ -1,13 +1,14 @@
 """The three indexes of a segment, in Kafka's file formats.
 
-Offset and time index are sparse and sorted; they live in memory maps. The index of the active
-segment is extended to its full size with its first entry (a sparse file) and trimmed to its
-entries on roll and close, so after a kill its tail reads as zeros. No index carries a checksum.
-Offset and time index are only caches: before the first use of an index its last entry is compared
-with the log (``segment.py``); entries that power loss has turned to zeros only make a search begin
-earlier, and recovery rebuilds the indexes of every segment it scans. Both are synced once, when
-their segment is sealed: nothing would rebuild the zeroed entries later, and a search from further
-back takes long in a large segment.
+Offset and time index are sparse and sorted; they are memory-mapped. With its first entry, an index
+of the active segment is extended to its full size, as a sparse file. On roll and close it is
+trimmed to its entries, so after a kill its tail reads as zeros. No index has a checksum.
+
+Offset and time index are only caches. Before the first use of an index, its last entry is compared
+with the log (``segment.py``). Entries that power loss has turned to zeros only make a search begin
+earlier, and recovery rebuilds the indexes of every segment that it scans. Both indexes are synced
+once, when their segment is sealed: nothing would rebuild zeroed entries later, and in a large
+segment a search that begins earlier takes long.
 
 The transaction index is synced with its segment, because recovery rebuilds it only in segments that
 it scans.

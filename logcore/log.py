@@ -109,7 +109,7 @@ class Log:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all log files."""
+        """The total size of the log files in bytes."""
         return sum(segment.size for segment in self._segments.values())
 
     def open_segment(self, base_offset: int, *, has_txn_index: bool) -> Segment:

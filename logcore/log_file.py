@@ -18,7 +18,7 @@ from fencepost.logcore.fs import NO_ROOM, FileSystem, is_blank, sync_handle
 from fencepost.logcore.system import ReadableBuffer
 
 _TAIL_BYTES: Final = 12
-"""Bytes at the end of a file that are checked for zeros: an offset and a length."""
+"""The number of bytes at the end of a file that are checked for zeros: an offset and a length."""
 
 
 class LogFile:

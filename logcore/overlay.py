@@ -17,12 +17,12 @@ from fencepost.logcore.system import ReadableBuffer
 from fencepost.logcore.values import dataclass
 
 PAGE_BYTES: Final = 4096
-"""Size of a page of written data; unwritten pages take no memory."""
+"""The size of a page of written data; unwritten pages take no memory."""
 
 
 @dataclass(slots=True, eq=False)
 class _File:
-    """Bytes of ``source`` below ``limit``, zeros above, overlaid by the written pages."""
+    """The bytes of ``source`` below ``limit`` and zeros above it, overlaid by the written pages."""
 
     source: str = ""
     """The path of the file in the base file system; empty if the base has no such file."""

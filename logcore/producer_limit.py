@@ -17,8 +17,8 @@ from fencepost.logcore.producer_snapshot import ProducerEntry
 
 MAX_PRODUCER_IDS: Final = 100_000
 """``max.producer.ids``: the maximum number of remembered producers. A producer that writes to a
-hundred partitions counts a hundred times. With five cached batches each, so many producers take
-190 MiB, and with one batch each 95 MiB."""
+hundred partitions counts a hundred times. The default number of producers takes 190 MiB with five
+cached batches each, and 95 MiB with one batch each."""
 
 Producers = dict[int, ProducerEntry]
 """The producers of one partition by their id."""

@@ -65,7 +65,7 @@ class ProducerEntry:
 
     @property
     def last_offset(self) -> int:
-        """Offset of the last record of the window, −1 if it is empty."""
+        """The offset of the window's last record; −1 if the window is empty."""
         return self.batches[-1].last_offset if self.batches else -1
 
     def pack(self) -> None:

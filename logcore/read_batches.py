@@ -13,7 +13,8 @@ from fencepost.logcore.file_range import FileRange
 from fencepost.logcore.legacy import MAGIC_POS, as_batch_header, magic_at, parse_message
 
 CHUNK_BYTES: Final = 16_384
-"""Bytes read from a file at once: they have the headers of up to a hundred small batches."""
+"""The number of bytes read from a file at once. They contain the headers of up to
+a hundred small batches."""
 
 
 def batch_headers(records: bytes | FileRange) -> Iterator[tuple[int, BatchHeader]]:

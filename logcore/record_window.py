@@ -52,7 +52,7 @@ class RecordWindow:
         self.data = b""
         self.pos = 0
         self.inflated = 0
-        """Bytes of the records that were decompressed so far."""
+        """The number of bytes of the records that were decompressed so far."""
         self.is_last = False
         """Whether ``data`` includes the end of the records."""
         self.delta = -1

@@ -1,10 +1,10 @@
 """Opening a partition's directory: recovery, truncation, and interrupted replacements.
 
-After a clean shutdown nothing is scanned. Otherwise the active segment, and every segment that
-holds data at or after the recovery point, is walked batch by batch. CRC, size, order of offsets and
-leader epoch are checked. If a batch fails, the later segments are removed (from the end, so that a
-second kill leaves no hole) and then the file is truncated at this batch. Indexes, transaction
-index, producer state and leader epochs of the walked segments are rebuilt.
+After a clean shutdown nothing is scanned. Otherwise recovery scans the active segment, and every
+segment with data at or after the recovery point. It checks each batch's CRC, size, offsets and
+leader epoch. If a batch fails, it removes the later segments (from the end, so that a second kill
+leaves no hole) and then truncates the file at this batch. It rebuilds the indexes, the transaction
+index, the producer state and the leader epochs of the scanned segments.
 
 A torn tail after ``kill -9`` was never acknowledged. Good batches after a bad one mean that a disk
 has lost data. In both cases the log is truncated, as in Kafka; the report says which it was, and
@@ -102,7 +102,7 @@ class OpenOptions:
     high_watermark: int = 0
     log_start_offset: int = 0
     leader_epoch: int = 0
-    """Upper bound of the batches' leader epochs; ``NO_EPOCH`` if the caller knows none."""
+    """The upper bound of the batches' leader epochs; ``NO_EPOCH`` if the caller knows none."""
     compacted_below: int = 0
     """Gaps below this offset come from compaction; Kafka also leaves gaps between segments."""
     is_replica: bool = False

@@ -141,7 +141,7 @@ class Segment:
 
     @property
     def size(self) -> int:
-        """Bytes of batches."""
+        """The size of the batches in bytes."""
         return self.file.size
 
     # --- writing ---
@@ -291,7 +291,7 @@ class Segment:
 
     @property
     def first_batch_timestamp(self) -> int | None:
-        """Largest timestamp of the first batch, None while there is no batch."""
+        """The largest timestamp of the first batch; None while there is no batch."""
         if self._first_batch_timestamp is None and self.size:
             self._first_batch_timestamp = self.header_at(0).max_timestamp
         return self._first_batch_timestamp

@@ -10,15 +10,15 @@ class Traffic:
 
     def __init__(self) -> None:
         self.bytes_in = 0
-        """Bytes of the batches that clients or the broker appended."""
+        """The number of bytes in the batches that clients or the broker appended."""
         self.records_in = 0
-        """Records in these batches, markers included."""
+        """The number of records in these batches, markers included."""
         self.bytes_out = 0
-        """Bytes of batches in fetch responses."""
+        """The number of bytes in the batches of fetch responses."""
         self.markers = 0
         """Transaction end markers that were appended."""
         self.replicated_in = 0
-        """Bytes of the batches that were fetched from a leader."""
+        """The number of bytes in the batches that were fetched from a leader."""
 
     def add(self, other: Traffic) -> None:
         """Add the counters of ``other``."""

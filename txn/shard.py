@@ -58,7 +58,7 @@ class TxnShardState:
     coordinator_epoch: int
     transaction_version: Callable[[], int]
     memory: Account = field(default_factory=Account)
-    """Bytes of all ids; see :func:`state.memory_bytes`."""
+    """The memory of all ids in bytes; see :func:`state.memory_bytes`."""
     transactions: dict[str, TransactionMetadata] = field(default_factory=dict)
     offsets: dict[str, int] = field(default_factory=dict)
     last_offset: int = -1

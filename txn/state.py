@@ -25,14 +25,14 @@ NO_TIMESTAMP_MS = -1
 """The start time of a transaction that has not begun."""
 
 ID_BYTES: Final = 768
-"""Bytes of memory of a transactional id at rest, without the characters of the id.
+"""The memory, in bytes, of a transactional id at rest, without the characters of the id.
 ``test_budget.py`` measures 510 bytes, and 710 if the producer's previous identity is known."""
 OPEN_BYTES: Final = 512
-"""Bytes of memory of an open transaction without its partitions: a timer and a set, of which
-``test_budget.py`` measures 410."""
+"""The memory, in bytes, of an open transaction without its partitions: a timer and a set.
+``test_budget.py`` measures 410 bytes."""
 PARTITION_BYTES: Final = 256
-"""Bytes of memory of a partition in an open transaction, with the name of its topic;
-``test_budget.py`` measures 210."""
+"""The memory, in bytes, of a partition in an open transaction, with the name of its topic.
+``test_budget.py`` measures 210 bytes."""
 
 TV2 = 2
 """The transaction version that gives each transaction its own producer epoch (KIP-890)."""

@@ -134,7 +134,7 @@ class Verifications:
         return answers
 
     def on_failure(self, request: VerificationRequest) -> list[VerificationResult]:
-        """Refuse the verifications of a request without an answer: the producers will retry."""
+        """Refuse the verifications of a request that got no answer: the producers will retry."""
         return [sent.refused(NETWORK_EXCEPTION) for sent in self._sent(request).values()]
 
     def not_supported(self, request: VerificationRequest) -> list[VerificationResult]:

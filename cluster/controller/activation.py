@@ -66,7 +66,7 @@ def bootstrap(
 
 
 def registration(broker: LocalBroker, offset: int) -> RegisterBrokerRecord:
-    """Return the broker's registration record for ``offset``; unfenced, as the logs are open."""
+    """Return the broker's registration for ``offset``; it is not fenced, as the logs are open."""
     return RegisterBrokerRecord(
         broker_id=broker.broker_id,
         incarnation_id=broker.incarnation_id,

@@ -68,9 +68,9 @@ and must fit a record of 1 MiB. Kafka has no limit."""
 TOO_MANY_BATCHES: Final = f"The state of a share partition has at most {MAX_STATE_BATCHES} batches."
 
 ENTRY_BYTES: Final = 700
-"""Approximate bytes of memory of a state without its batches and its group id."""
+"""The approximate memory, in bytes, of a state without its batches and its group id."""
 BATCH_BYTES: Final = 170
-"""Bytes of memory of a state batch: a tuple with two large numbers."""
+"""The memory, in bytes, of a state batch: a tuple with two large numbers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,7 +108,7 @@ TRANSITIONS: Final[dict[tuple[RecordState | None, RecordState], tuple[Cause, ...
     (_S.ARCHIVING, _S.ACQUIRED): (_C.ROLLED_BACK,),
     (_S.ARCHIVED, _S.ACQUIRED): (_C.ROLLED_BACK,),
 }
-"""(old state, new state) → causes; the old state of an unread record is None."""
+"""The causes of each transition (old state, new state). An unread record has the old state None."""
 
 
 def require_legal(old: RecordState | None, new: RecordState, cause: Cause) -> None:

@@ -165,7 +165,7 @@ class GeneralBuilder:
         return moved
 
     def _improve(self, partition: TopicPartition) -> bool:
-        """Move the partition, or another one of its topic, if that helps."""
+        """Move the partition, or another one of its topic, if that improves the balance."""
         owner = self._owner[partition]
         size = len(self._result[owner])
         former = self._former.get(partition, ("", 0))[0]

@@ -73,7 +73,7 @@ def formatter(
 ) -> Formatter:
     """Return the formatter of ``topic`` for ``form``: a format's name, or a template with ``%``.
 
-    ``decode`` decodes the records of an internal topic. For a ``terminal`` keys, values and headers
+    ``decode`` decodes the records of an internal topic. With ``terminal``, keys, values and headers
     are escaped; a file or a pipe gets them unchanged. Raises click.BadParameter.
     """
     show = _escaped if terminal else bytes

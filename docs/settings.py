@@ -12,7 +12,7 @@ from fencepost.coordinator.config.key import ConfigKey
 from fencepost.coordinator.config.topic_keys import REFUSED_TOPIC_KEYS, TOPIC_KEYS
 
 _LIMITS = {-(1 << 31), (1 << 31) - 1, -(1 << 63), (1 << 63) - 1}
-"""The bounds of the integer types, which a table does not repeat."""
+"""The bounds of the integer types. A table shows no bound that follows from the type."""
 
 
 def cell(text: str) -> str:

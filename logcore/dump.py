@@ -280,7 +280,7 @@ class _Dump:
         yield from self._check_times(entries)
 
     def _check_times(self, entries: list[tuple[int, int]]) -> Iterator[Row]:
-        """Check each entry: the largest timestamp so far, and the last offset of its batch."""
+        """Check that each entry has the largest timestamp so far and its batch's last offset."""
         waiting = list(reversed(entries))
         largest = -1
         for _, header in self._log_headers():

@@ -116,9 +116,9 @@ class FlushQueue:
         """Whether the log is closed or deleted, and its paths may belong to another log."""
 
     def reschedule(self) -> None:
-        """Have the work of all planned and running flushes planned again, for the next flush.
+        """Let the next flush repeat the work of all planned and running flushes.
 
-        The next flush repeats their work, because they may be refused (:func:`is_refusal`).
+        These flushes may be refused (:func:`is_refusal`).
         """
         for flush in self.under_way:
             flush.reschedule()

@@ -356,7 +356,7 @@ def write_file(fs: FileSystem, path: str, data: bytes, *, sync: bool) -> None:
 def replace_file(
     fs: FileSystem, directory: str, name: str, data: bytes, *, sync: bool = True
 ) -> None:
-    """Replace the content of the file ``name``. A kill or power loss leaves either content whole.
+    """Replace a file's content. After a kill or power loss, it is the old or the new one, whole.
 
     Without ``sync``, power loss may leave the file empty or missing.
     """

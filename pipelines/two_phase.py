@@ -250,7 +250,7 @@ class TransactionOwner:
         )
 
     async def _mixed_outcome(self, decided: Decision) -> MixedOutcomeError:
-        """Return the error with both decisions, in their order if the history has it."""
+        """Return the error, which names both decisions, the earlier one first if that is known."""
         name, (producer_id, epoch) = self.key.transactional_id, decided.identity
         commit = "the database committed it"
         if decided.decided_at is not None:

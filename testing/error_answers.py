@@ -119,7 +119,7 @@ def partition_errors(ctx: Context, code: ErrorCode, places: Iterable[tuple[objec
 
 
 def _request_shape(ctx: Context) -> Any:
-    """Return the request, or an object shaped like the response where the two differ."""
+    """Return the request; if its structure differs from the response, an object with the latter."""
     match ctx.api_key:
         case ApiKey.FETCH if not ctx.body.topics:
             return _by_topic((key, index) for key, (_, index) in fetched_partitions(ctx))

@@ -60,8 +60,8 @@ SETTLE_S: Final = 2.0
 """How long a replay waits, in real time, for the event of a timer that has fired."""
 
 MAX_LATE_MS: Final = 256
-"""How many milliseconds after its deadline a timer of the incident may have fired, and how much
-later than in the incident a deadline of the replay may be."""
+"""The maximum delay of a timer in milliseconds: of the recorded timer after its deadline, and of
+the replayed deadline after the recorded one."""
 
 _EXPIRIES: Final = frozenset(
     {

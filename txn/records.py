@@ -38,7 +38,7 @@ _LONG_FIELD, _SHORT_FIELD = struct.Struct(">BBq"), struct.Struct(">BBh")
 
 _NULL = b"\xff\xff\xff\xff", b"\x00"
 _NOTHING = b"\x00\x00\x00\x00", b"\x01"
-"""A null array and an empty array: in the plain encoding, and in the flexible one."""
+"""A null array, and an empty array: each in the plain and in the flexible encoding."""
 
 _DURABLE_STATES = range(TransactionState.COMPLETE_ABORT + 1)
 

@@ -54,7 +54,7 @@ LAST_TV1_END_TXN = 4
 
 
 class Question(NamedTuple):
-    """A transaction to resolve; without an identity the last one of the id."""
+    """A transaction to resolve: by default the last one of the transactional id."""
 
     transactional_id: str
     identity: ProducerIdentity | None = None

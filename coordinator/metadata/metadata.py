@@ -213,7 +213,7 @@ class Metadata:
         return self.with_plain_passwords(name, self.settings(name))
 
     def with_plain_passwords(self, _name: str, settings: Mapping[str, str]) -> Mapping[str, str]:
-        """Return a broker's ``settings``, of any image, with passwords decrypted."""
+        """Return a broker's ``settings`` with passwords decrypted."""
         return settings
 
     def group_settings(self, group_id: str) -> Mapping[str, str]:

@@ -94,8 +94,8 @@ class Fetch:
     listener: str = ""
     """The listener of the request, through which the client would reach other brokers."""
     may_read: Callable[[str | None], bool] | None = None
-    """Returns whether the sender may read or follow a topic, given its name, or None for an unknown
-    topic id. Not set if no permission is required."""
+    """Called with a topic's name, or with None if its id is unknown; returns whether the sender may
+    read or follow the topic. Not set if no permission is required."""
     may_send: Callable[[int], bool] | None = None
     """Called with the size of the response; if it returns False, the client is throttled, and gets
     a response without partitions."""

@@ -157,7 +157,7 @@ class Ledger:
         self.reuses_ids = False
         """Whether the broker reuses packet ids at once."""
         self._seen: set[int] = set()
-        """Open packet ids that have arrived in this connection."""
+        """Keys of :attr:`open` that have arrived in this connection."""
         self._released_here: set[int] = set()
         self._is_settled = False
 

@@ -59,7 +59,10 @@ class RangePartition(InputPartition):
 
 
 class Planner:
-    """Looks up partitions and offsets. Picklable: the connection belongs to the process."""
+    """Looks up partitions and offsets.
+
+    A planner can be pickled, because it does not hold the connection: each process has its own.
+    """
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options

@@ -183,7 +183,7 @@ class ControllerRequestApplier:
         for part in parts:
             old = _partition(topic_image, part.partition_index)
             now = _updated(part, old)
-            if old is None or _epochs(now) > _epochs(old):
+            if old is None or _epochs(now) > _epochs(old) or _replaces_torn_read(now, old):
                 states[part.partition_index] = now
         records += _topic_records(topic.topic_name, topic.topic_id, topic_image, states, count)
         return records
@@ -260,6 +260,15 @@ class ControllerRequestApplier:
 
 def _epochs(registration: PartitionRegistration) -> tuple[int, int]:
     return registration.leader_epoch, registration.partition_epoch
+
+
+def _replaces_torn_read(now: PartitionRegistration, old: PartitionRegistration) -> bool:
+    """Whether ``old`` has the replicas of an earlier state.
+
+    A starting broker reads the replicas from the topic's znode and then the rest from the
+    partition's state, and a reassignment may end in between.
+    """
+    return _epochs(now) == _epochs(old) and set(now.replicas) != set(old.replicas)
 
 
 def _partition(topic: TopicImage | None, index: int) -> PartitionRegistration | None:

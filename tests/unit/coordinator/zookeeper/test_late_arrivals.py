@@ -8,6 +8,7 @@ from uuid import UUID
 
 from fencepost.cluster.delta import MetadataDelta
 from fencepost.cluster.image import MetadataImage
+from fencepost.cluster.image_records import partition_record
 from fencepost.cluster.records import (
     BrokerEndpoint,
     MetadataRecord,
@@ -102,6 +103,18 @@ def test_new_topic_has_all_partitions_before_a_request_names_them() -> None:
     records, _ = broker.leader_and_isr(MetadataImage(), topic, topic.partition_states, 3)
     partitions = _after(MetadataImage(), records).topics["t"].partitions
     assert [partition.leader for partition in partitions] == [1, -1, -1]
+
+
+def test_update_metadata_corrects_replicas_of_a_torn_read() -> None:
+    """A starting broker may read the replicas before a reassignment ends, and the rest after it."""
+    broker = ControllerRequestApplier(2, lambda: None)
+    read = BEFORE.topics["t"].partitions[0]
+    torn = _after(BEFORE, [partition_record(TOPIC_ID, 0, replace(read, replicas=(1, 3)))])
+    request = _requests(MetadataImage(), BEFORE)[ApiKey.UPDATE_METADATA]
+    topic = request.topic_states[0]
+    records = broker.update_metadata(torn, topic, topic.partition_states)
+    assert _after(torn, records).topics["t"].partitions[0].replicas == (1,)
+    assert broker.update_metadata(BEFORE, topic, topic.partition_states) == []
 
 
 def test_update_metadata_sets_own_broker_epoch_before_registration_is_seen() -> None:

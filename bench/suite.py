@@ -40,7 +40,7 @@ class Workload:
     """
 
     name: str
-    """What the workload does. The names of its figures, after a colon, complete it in a table."""
+    """Describes the workload. A row of a table shows the name, a colon and a figure's name."""
     run: Callable[[Broker], Figures]
     settings: Mapping[str, str] = field(default_factory=lambda: DEFAULTS)
     sides: Mapping[str, Make] = field(default_factory=lambda: PRODUCTS)

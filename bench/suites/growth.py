@@ -379,13 +379,11 @@ def memory_of_connections(broker: Broker) -> Figures:
 
 def look_ups(home: Path) -> Figures:
     """Measure finding the batch of an offset, in a log of a growing number of segments."""
-    figures: Figures = {}
-    for count in SEGMENTS:
-        found = lookup(count)(home / str(count))
-        figures[at("median time to find an offset", count, "segments", "µs")] = found[
-            "median time (µs)"
-        ]
-    return figures
+    what = "median time to find an offset"
+    return {
+        at(what, count, "segments", "µs"): lookup(count)(home / str(count))["median time (µs)"]
+        for count in SEGMENTS
+    }
 
 
 def _burst(broker: Broker, frames: Iterable[bytes], connections: int = 4) -> None:

@@ -291,12 +291,12 @@ async def read_config(session: ZkSession, kind: int, name: str) -> dict[str, str
 
 @dataclass(frozen=True, slots=True)
 class NewTopic:
-    """What a controller's request does not say about a topic that is new to a broker."""
+    """Properties of a topic that a broker reads in ZooKeeper, because no request contains them."""
 
     settings: Sequence[MetadataRecord] = ()
-    """The records of the topic's settings."""
+    """The topic's settings, as records."""
     partitions: int = 0
-    """The number of partitions. A LeaderAndIsr names only those with a replica on the broker."""
+    """The number of partitions. A LeaderAndIsr names only partitions that the broker replicates."""
 
 
 async def read_new_topics(session: ZkSession, names: Sequence[str]) -> Mapping[str, NewTopic]:

@@ -520,10 +520,10 @@ class ZooKeeperNode:
                 return error, {}
             errors: dict[UUID, dict[int, int]] = {topic.topic_id: {} for topic in body.topic_states}
 
-            def apply(topic: Entity, parts: Sequence[Entity], count: int) -> list[MetadataRecord]:
-                records, codes = self._request_applier.leader_and_isr(
-                    self._image, topic, parts, count
-                )
+            def apply(
+                image: MetadataImage, topic: Entity, parts: Sequence[Entity], count: int
+            ) -> list[MetadataRecord]:
+                records, codes = self._request_applier.leader_and_isr(image, topic, parts, count)
                 errors[topic.topic_id] |= codes
                 return records
 
@@ -533,7 +533,7 @@ class ZooKeeperNode:
     async def _apply_controller_records(
         self,
         body: Entity,
-        apply: Callable[[Entity, Sequence[Entity], int], list[MetadataRecord]],
+        apply: Callable[[MetadataImage, Entity, Sequence[Entity], int], list[MetadataRecord]],
         new_topics: Mapping[str, NewTopic],
         records: Sequence[MetadataRecord] = (),
     ) -> None:
@@ -542,7 +542,7 @@ class ZooKeeperNode:
         for topic in body.topic_states:
             new = new_topics.get(topic.topic_name, NewTopic())
             for batch in batched(topic.partition_states, MAX_TAKEN):
-                piece += (*apply(topic, batch, new.partitions), *new.settings)
+                piece += (*apply(self._image, topic, batch, new.partitions), *new.settings)
                 count += len(batch)
                 if count >= MAX_TAKEN:
                     self._apply_records(piece)
@@ -559,9 +559,7 @@ class ZooKeeperNode:
                 return error
             brokers = self._request_applier.live_brokers(self._image, body, self.broker_epoch)
 
-            def apply(topic: Entity, parts: Sequence[Entity], count: int) -> list[MetadataRecord]:
-                return self._request_applier.update_metadata(self._image, topic, parts, count)
-
+            apply = self._request_applier.update_metadata
             await self._apply_controller_records(body, apply, new_topics, brokers)
             if not self._is_registered.done() and self._node_id in self._image.brokers:
                 self._is_registered.set_result(None)
@@ -570,7 +568,7 @@ class ZooKeeperNode:
     async def _new_topics_of(
         self, body: Entity, connected_s: float
     ) -> tuple[int, Mapping[str, NewTopic]]:
-        """Return the request's error, and by name what it does not say about new topics.
+        """Return the request's error, and by name the properties of new topics.
 
         A new topic's log needs the topic's settings, and a coordinator needs the number of
         partitions of its topic, so both are applied together with the topic.

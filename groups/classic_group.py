@@ -473,7 +473,7 @@ class ClassicGroup(GroupBase):
         return None
 
     def tombstones(self) -> Iterable[Record]:
-        """Return the tombstones of the group's records, without those of its offsets."""
+        """Return the tombstones of the group's records; its offsets have separate tombstones."""
         return (group_tombstone(self.group_id),)
 
     def on_removed(self, decision: DecisionBuilder) -> None:

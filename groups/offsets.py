@@ -361,7 +361,7 @@ def _is_expired(
 
 
 def tombstone_group(decision: DecisionBuilder, group: Group, reason: str) -> None:
-    """Append the group's tombstones. The caller must have appended those of the group's offsets."""
+    """Append the group's tombstones; the caller must already have deleted the group's offsets."""
     for record in group.tombstones():
         decision.append(record)
     decision.event(EventKind.GROUP_DELETED, group.group_id, reason=reason)

@@ -105,9 +105,9 @@ def dump_file(
     records: bool = False,
     decoder: Decoder | None = None,
 ) -> Iterator[Row]:
-    """Yield the rows of one file; with ``records``, also those of a log's records. Raises OSError.
+    """Yield the rows of one file, with ``records`` also a row for each record of a log.
 
-    Raises ValueError if the name matches no known kind of file.
+    Raises OSError, and ValueError if the name matches no known kind of file.
     """
     plain = without_stray_suffix(name)
     for suffix in _INTERIM_SUFFIXES:

@@ -38,8 +38,8 @@ MAX_RECORD_HEADERS: Final = 250_000
 during which no other batch is handled."""
 
 TURN_RECORDS: Final = 10_000
-"""The maximum number of records that are checked in one turn of the event loop, in about 5 ms.
-Clients put no more records into a batch (``batch.num.messages`` of librdkafka is 10,000)."""
+"""The maximum number of records that are checked in one turn of the event loop, in about 5 ms. The
+largest batches of clients have as many records (``batch.num.messages`` of librdkafka is 10,000)."""
 
 TURN_BYTES: Final = 4 << 20
 """The maximum number of bytes that are decompressed in one turn. For gzip, the slowest codec, this

@@ -55,7 +55,7 @@ class ControllerSettings:
     """``leader.imbalance.per.broker.percentage``; None balances every partition, as KRaft does."""
     state_topics: frozenset[str] = frozenset()
     """Topics for which the controller holds an unclean election only if an ElectLeaders request
-    asks for it, whatever the topics' settings are."""
+    asks for it; it ignores their ``unclean.leader.election.enable``."""
     unclean_check_interval_ms: int = 300_000
     """``unclean.leader.election.interval.ms``."""
     max_elections: int = 1_000

@@ -74,7 +74,7 @@ class Life:
         self.released: dict[int, int] = {}
         """Offset → delivery count, for offsets whose release was answered with NONE."""
         self.tried: set[int] = set()
-        """Offsets for which an accept or a reject was sent, whatever its outcome."""
+        """Offsets for which an accept or a reject was sent, with or without success."""
         self.counts: dict[int, int] = {}
         self.client: Cluster | None = None
         self.member: Member | None = None

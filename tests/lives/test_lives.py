@@ -1,4 +1,4 @@
-"""Random requests: no client request may fail a shard, whatever the broker's state.
+"""Random requests: no client request may fail a shard, in any state of the broker.
 
 ``pytest tests/lives/test_lives.py --seed 7 --requests 20000`` sends that many requests.
 """

@@ -63,7 +63,7 @@ TEST_RUN = PYTHONDONTWRITEBYTECODE= $(if $(MEMORY),TMPDIR=$(MEMORY) )$(PYTEST) -
 # fifth of the run.
 test: WORKERS := 4
 test: export POWER_STATES ?= 300
-test: $(VENV)/.dev  ## unit, scenario, real-client and crash tests (five minutes on two cores)
+test: $(VENV)/.dev  ## unit, scenario, real-client and crash tests (five to six minutes on two cores)
 	$(TEST_RUN) -m "not slow" $(ARGS)
 
 # What `make crash` runs larger, and what needs stages of its own, is in neither.
